@@ -1,0 +1,38 @@
+"""Settings of the Kaldi-style frontends and of the engine's feature stage (torch-free)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class FeatureConfig(BaseModel):
+    """Kaldi-compatible FBANK/MFCC settings; the names and meanings are Kaldi's.
+
+    Source: Kaldi ``feat/feature-window.h``, ``feature-fbank.h``, ``feature-mfcc.h``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sample_rate: int = Field(16000, gt=0, description="Hz that the waveform must have.")
+    num_mel_bins: int = Field(80, gt=0, description="Triangular mel filters.")
+    frame_length_ms: float = Field(25.0, gt=0, description="Window length in milliseconds.")
+    frame_shift_ms: float = Field(10.0, gt=0, description="Distance of frames in milliseconds.")
+    dither: float = Field(0.0, ge=0, description="Gaussian noise added to samples; 0 is deterministic.")
+    preemphasis: float = Field(0.97, ge=0, le=1, description="Pre-emphasis coefficient.")
+    remove_dc_offset: bool = Field(True, description="Subtract the mean of each frame.")
+    window_type: Literal["povey", "hamming", "hanning", "rectangular", "blackman"] = "povey"
+    round_to_power_of_two: bool = Field(True, description="Zero-pad frames to a power of two for the FFT.")
+    low_freq: float = Field(20.0, description="Lower edge of the mel bank in Hz.")
+    high_freq: float = Field(0.0, description="Upper edge in Hz; 0 or negative is an offset from Nyquist.")
+    snip_edges: bool = Field(True, description="Only whole windows; False centres frames and mirrors the edges.")
+    energy_floor: float = Field(0.0, ge=0, description="Floor of the energy column (0: float epsilon).")
+    use_energy: bool = Field(False, description="Put log energy in front (FBANK) or in place of C0 (MFCC).")
+    raw_energy: bool = Field(True, description="Energy before pre-emphasis and windowing.")
+    use_power: bool = Field(True, description="Power spectrum; False takes magnitudes.")
+    use_log_fbank: bool = Field(True, description="Logarithm of the mel energies.")
+    num_ceps: int = Field(13, gt=0, description="MFCC only: cepstra kept.")
+    cepstral_lifter: float = Field(22.0, ge=0, description="MFCC only: liftering coefficient, 0 for none.")
+    lfr_m: int = Field(1, ge=1, description="Low frame rate: frames stacked into one.")
+    lfr_n: int = Field(1, ge=1, description="Low frame rate: frames advanced each time.")

@@ -1,0 +1,77 @@
+"""What goes in and comes out: request options, word timings, outputs (torch-free, JSON-serialisable)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class DecodingOptions(BaseModel):
+    """What one request asks of the decoder. A strategy refuses, by name, what it cannot honour."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    n_best: int = Field(1, ge=1, description="Hypotheses wanted in the output.")
+    word_timestamps: bool = Field(False, description="Fill RequestOutput.words.")
+    max_new_tokens: int | None = Field(None, ge=1, description="Cap of generated tokens (448 where it applies).")
+    temperature: float = Field(0.0, ge=0.0, le=100.0, description="Sampling temperature, 0 is greedy.")
+    top_k: int = Field(0, ge=0, description="Sample among the k best, 0 for all.")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Sample within this probability mass.")
+    prompt: str | None = Field(None, description="Text that conditions the decoder.")
+    task: str | None = Field(None, description="transcribe or translate.")
+    language: str | None = Field(None, description="Primary language subtag, lower case.")
+    extra: dict[str, Any] = Field(default_factory=dict, description="A strategy's own per-request options.")
+
+
+@dataclass(frozen=True, slots=True)
+class WordTiming:
+    """One word of the final text; seconds from the start of the audio."""
+
+    word: str
+    start: float
+    end: float
+    confidence: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stretch of the transcript; seconds from the start of the audio."""
+
+    text: str
+    start: float
+    end: float
+    words: tuple[WordTiming, ...] | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """State of a request's transcript after a step.
+
+    ``text`` is cumulative. ``tokens`` holds the ids of each of the n best hypotheses, ``scores`` their log scores.
+    ``timestamps`` are the start seconds of the best hypothesis' tokens. ``words`` is ``None`` when not asked for.
+    """
+
+    request_id: str
+    text: str = ""
+    tokens: list[list[int]] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    finished: bool = False
+    is_segment_final: bool = False
+    segments: list[Segment] = field(default_factory=list)
+    words: list[WordTiming] | None = None
+    timestamps: list[float] | None = None
+    confidence: float | None = None
+    nbest_texts: list[str] = field(default_factory=list)
+    language: str | None = None
+    no_speech_prob: float | None = None
+    finish_reason: FinishReason | None = None
+    error_stage: str | None = None
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, ready for ``json.dumps``."""
+        return asdict(self)
