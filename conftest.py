@@ -1,0 +1,34 @@
+"""Fixtures shared by the core's tests and by every plugin's tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The root of the repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def wenet_digits() -> Path:
+    """The trained WeNet digits checkpoint with its test wavs and (a part of) its oracle."""
+    return ROOT / "tests" / "data" / "wenet_digits"
+
+
+@pytest.fixture(scope="session")
+def shared_fixtures() -> Path:
+    """The larger collection of fixtures beside the repository; skips where it is absent, fails under ``CI=true``."""
+    path = ROOT.parent / "shared" / "fixtures"
+    if not path.is_dir():
+        message = f"the larger fixtures are not at {path}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return path
