@@ -89,3 +89,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string."""
     match = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {match[0]!r}?" if match else ""
+
+
+class TranscriptionError(OasrError, RuntimeError):
+    """A request of a ``transcribe`` call failed inside the engine; the message names the stage and the cause."""

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from oasr_core.audio import StreamResampler
+    from oasr_core.frontend.streaming import FeatureStream
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -75,3 +83,44 @@ class RequestOutput:
     def to_dict(self) -> dict[str, Any]:
         """Plain types, ready for ``json.dumps``."""
         return asdict(self)
+
+
+class RequestState(Enum):
+    """Life of a request inside the engine."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request inside the engine; tensors are held, never touched, by the layers that know no torch.
+
+    ``audio`` is the canonical waveform of an offline request; a stream's samples wait in ``audio_chunks`` until the
+    step takes them. ``num_samples`` counts samples at the model's rate, ``num_frames`` the feature frames that they give, ``cost``
+    what batching compares (the window of a fixed-window frontend, else ``num_frames``).
+    """
+
+    request_id: str
+    streaming: bool
+    decoding: DecodingOptions
+    priority: int = 0
+    audio: Tensor | None = None
+    audio_chunks: deque[Tensor] = field(default_factory=deque)
+    audio_final: bool = False
+    num_samples: int = 0
+    num_frames: int = 0
+    cost: int = 0
+    arrival: int = 0
+    arrival_time: float = 0.0
+    state: RequestState = RequestState.WAITING
+    resampler: StreamResampler | None = None
+    features: FeatureStream | None = None
+    offset: int = 0
+    chunks_decoded: int = 0
+
+    @property
+    def has_pending_audio(self) -> bool:
+        """Whether queued audio, or the end of the audio, has not reached the features yet."""
+        return bool(self.audio_chunks) or (self.audio_final and self.features is not None and not self.features.finished)

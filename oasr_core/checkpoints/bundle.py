@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Which tokenizer to build: its registry ``kind``, the files it reads (role -> path) and its options (JSON types)."""
+    """Which tokenizer to build: registry ``kind``, the files it reads (role -> path) and options (JSON types)."""
 
     kind: str
     files: Mapping[str, Path] = field(default_factory=dict)

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
+
+from oasr_core.errors import ConfigError, did_you_mean
 
 
 class StreamingFraming(ABC):
@@ -31,8 +33,8 @@ class StreamingFraming(ABC):
 class FeatureFrontend(ABC):
     """Waveforms in, feature frames out.
 
-    ``waveforms`` are ``(batch, samples)`` float32 in [-1, 1], ``lengths`` ``(batch,)`` int64 samples; what lies beyond a
-    row's length may be anything and must not change its features.
+    ``waveforms`` are ``(batch, samples)`` float32 in [-1, 1], ``lengths`` ``(batch,)`` int64 samples; what lies beyond
+    a row's length may be anything and must not change its features.
     """
 
     #: Class of the settings that ``FeatureSpec.options`` and ``EngineConfig.feature_config`` hold.
@@ -44,8 +46,12 @@ class FeatureFrontend(ABC):
 
     @classmethod
     def from_options(cls, options: Mapping[str, object], audio_scale: float) -> FeatureFrontend:
-        """Validate ``options`` against :attr:`options_cls` and build."""
-        return cls(cls.options_cls.model_validate(dict(options)), audio_scale)
+        """Validate ``options`` against :attr:`options_cls` (:class:`ConfigError` names each bad one) and build."""
+        try:
+            validated = cls.options_cls.model_validate(dict(options))
+        except ValidationError as error:
+            raise ConfigError(_explain(cls, error)) from error
+        return cls(validated, audio_scale)
 
     @property
     @abstractmethod
@@ -79,9 +85,22 @@ class FeatureFrontend(ABC):
     framing: StreamingFraming | None = None
 
     def compute_frames(self, frames: Tensor) -> Tensor:
-        """Features of raw frames: ``(n, span)`` float32 samples in [-1, 1] to ``(n, feature_dim)``; only with ``framing``."""
+        """Features of raw frames, with ``framing``: ``(n, span)`` float32 in [-1, 1] to ``(n, feature_dim)``."""
         raise NotImplementedError(f"{type(self).__name__} does not stream")
 
     def to(self, device: torch.device) -> FeatureFrontend:
         """Move constant tables to ``device``."""
         return self
+
+
+def _explain(frontend: type[FeatureFrontend], error: ValidationError) -> str:
+    """One line for each option that is unknown or has a value that is not allowed."""
+    known = frontend.options_cls.model_fields
+    lines = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{name}: no such option.{did_you_mean(name, known)} Known: {', '.join(sorted(known))}")
+        else:
+            lines.append(f"{name}={problem['input']!r}: {problem['msg']}")
+    return f"options of {frontend.__name__}: " + "; ".join(lines)

@@ -13,7 +13,7 @@ class FeatureConfig(BaseModel):
     Source: Kaldi ``feat/feature-window.h``, ``feature-fbank.h``, ``feature-mfcc.h``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     sample_rate: int = Field(16000, gt=0, description="Hz that the waveform must have.")
     num_mel_bins: int = Field(80, gt=0, description="Triangular mel filters.")
@@ -36,3 +36,10 @@ class FeatureConfig(BaseModel):
     cepstral_lifter: float = Field(22.0, ge=0, description="MFCC only: liftering coefficient, 0 for none.")
     lfr_m: int = Field(1, ge=1, description="Low frame rate: frames stacked into one.")
     lfr_n: int = Field(1, ge=1, description="Low frame rate: frames advanced each time.")
+
+
+class FeatureOptions(BaseModel):
+    """What the engine's feature stage reads."""
+
+    audio_scale: float = Field(32768.0, gt=0, description="Multiplied into the waveform; unset: the checkpoint's.")
+    feature_config: FeatureConfig | None = Field(None, description="Overrides the checkpoint's features (warned).")

@@ -162,6 +162,8 @@ class BaseEncoder(nn.Module, ABC):
 
     #: Feature frames per encoder frame.
     subsampling_rate: int
+    #: Width of a feature frame.
+    feature_dim: int
     #: Width of ``hidden``.
     output_dim: int
     #: Fewest feature frames that give one encoder frame.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class IncrementalDecoder(ABC):
     """Grows a text token by token.
 
-    The concatenation of what :meth:`push` and :meth:`flush` return equals :meth:`Tokenizer.decode` of all tokens, and no
-    returned string ever ends inside a character.
+    The concatenation of what :meth:`push` and :meth:`flush` return equals :meth:`Tokenizer.decode` of all tokens, and
+    no returned string ever ends inside a character.
     """
 
     @abstractmethod
@@ -52,7 +52,7 @@ class Tokenizer(ABC):
         """Text of ``ids``; special ids are stripped."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text``; raises ``RequestRefusedError`` where a symbol cannot be encoded or encoding is not offered."""
+        """Ids of ``text``; ``RequestRefusedError`` where a symbol cannot be encoded or encoding is not offered."""
         from oasr_core.errors import RequestRefusedError
 
         raise RequestRefusedError(f"{type(self).__name__} cannot encode text: the checkpoint ships no encoder model.")

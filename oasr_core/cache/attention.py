@@ -1,0 +1,255 @@
+"""Paged attention history: block tables, ring addressing, eviction, and attention over it.
+
+A stream's history is a ring of ``blocks_per_seq`` blocks: position ``p`` lies in ring slot ``p % capacity``, block
+``table[row, slot // block_frames]``. As positions are part of the keys, the order of keys does not matter, so a ring
+needs no shifting: eviction is a mask. Blocks are handed out at their *home* where it is free (it is, unless a test takes it),
+which makes a stream's ring one contiguous stretch that attention reads in place; any other table is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from oasr_core.cache.block_pool import BlockPool
+from oasr_core.cache.sizing import CacheConfig
+from oasr_core.cache.slots import RowIndex
+
+#: Reading a cohort as one batch costs its longest history for every row; past this waste rows are read one by one.
+_MAX_BATCH_WASTE = 1.25
+
+IntArray = npt.NDArray[np.int64]
+
+
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU the pages are committed only when they are first touched."""
+    if device.type != "cpu":
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    count = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(tuple(shape))
+
+
+def first_visible(config: CacheConfig, offsets: IntArray, ends: IntArray) -> IntArray:
+    """First position that a chunk ``[offset, end)`` may attend to, by left context and by what the ring still holds."""
+    shift = config.left_frames if config.prefilled and config.left_frames is not None else 0
+    first = np.full_like(offsets, -shift)
+    if config.left_frames is not None:
+        first = np.maximum(first, offsets - config.left_frames)
+    oldest_block = (ends - 1 + shift) // config.block_frames - config.blocks_per_seq + 1
+    if config.left_frames is None:
+        first = np.maximum(first, oldest_block * config.block_frames)
+    return first
+
+
+@dataclass
+class ReadPlan:
+    """How a cohort's keys are reached this step: ``span`` in place, ``gather`` by flat slot, else row by row."""
+
+    positions: IntArray  # (batch, keys): position of each key, -1 where masked
+    used: IntArray  # (batch,): ring slots in use
+    visible: Tensor | None  # (batch, keys) bool, None where every key is visible
+    in_place: bool
+    batched: bool
+    gather: Tensor | None
+
+
+class PagedAttentionCache:
+    """Keys, values and per-key score biases of all streams, and their block tables."""
+
+    def __init__(self, config: CacheConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_blocks)
+        blocks, frames = config.num_blocks + 1, config.block_frames
+        shape = (config.layers, blocks, frames, config.kv_heads, config.head_dim)
+        self._keys = lazy_zeros(shape, dtype, device)
+        self._values = lazy_zeros(shape, dtype, device)
+        self._bias: Tensor | None = None
+        if config.key_bias:
+            self._bias = lazy_zeros((config.layers, config.kv_heads, blocks * frames), torch.float32, device)
+        self._table = np.full((config.max_streams, config.blocks_per_seq), -1, dtype=np.int64)
+        self._home = np.arange(config.max_streams * config.blocks_per_seq, dtype=np.int64).reshape(self._table.shape)
+        self._shift = config.left_frames if config.prefilled and config.left_frames is not None else 0
+        self._device = device
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the pool as allocated (reserved, not necessarily committed)."""
+        return self._keys.nbytes + self._values.nbytes + (self._bias.nbytes if self._bias is not None else 0)
+
+    def allocate(self, row: int) -> None:
+        """Begin a stream; a prefilled window takes (and zeroes) its whole ring now."""
+        self._table[row] = -1
+        if self._shift:
+            self._take(np.full(self.config.blocks_per_seq, row), np.arange(self.config.blocks_per_seq))
+
+    def free(self, row: int) -> None:
+        """Return a stream's blocks."""
+        held = self._table[row][self._table[row] >= 0]
+        self._table[row] = -1
+        self.pool.free(held.tolist())
+
+    def at_capacity(self, offset: int, frames: int) -> bool:
+        """Whether ``frames`` more would not fit into the stream's ring (asked before dispatch)."""
+        bounded = self.config.left_frames is not None or self.config.recycle
+        return not bounded and offset + frames > self.config.capacity_frames
+
+    def prepare(self, rows: RowIndex, offsets: IntArray, counts: IntArray, chunk: int) -> PagedCohort:
+        """Blocks for the whole cohort in one pool call, then this step's write and read plan."""
+        config = self.config
+        row = np.asarray(rows.rows, dtype=np.int64)
+        positions = offsets[:, None] + self._shift + np.arange(chunk)
+        valid = np.arange(chunk) < counts[:, None]
+        slots = positions % config.capacity_frames
+        pages = slots // config.block_frames
+        missing = valid & (self._table[row[:, None], pages] < 0)
+        if missing.any():
+            wanted = np.unique(np.stack([np.broadcast_to(row[:, None], pages.shape)[missing], pages[missing]], 1), axis=0)
+            self._take(wanted[:, 0], wanted[:, 1])
+        blocks = np.where(valid, self._table[row[:, None], pages], config.num_blocks)
+        flat = blocks * config.block_frames + slots % config.block_frames
+        return PagedCohort(self, rows, torch.from_numpy(flat.reshape(-1)).to(self._device), self._plan(row, offsets, counts))
+
+    def _take(self, rows: IntArray, pages: IntArray) -> None:
+        blocks = self.pool.allocate(self._home[rows, pages].tolist())
+        self._table[rows, pages] = blocks
+        dirty = self.pool.take_dirty(blocks)
+        if dirty:  # unread frames have to be finite: a masked NaN would still poison through the weighted sum
+            index = torch.tensor(dirty, device=self._device)
+            self._keys[:, index] = 0
+            self._values[:, index] = 0
+
+    def _plan(self, row: IntArray, offsets: IntArray, counts: IntArray) -> ReadPlan:
+        config = self.config
+        ends = offsets + counts
+        last = ends - 1 + self._shift
+        used = np.minimum(last + 1, config.capacity_frames)
+        keys = int(used.max())
+        ring = np.arange(keys)
+        positions = last[:, None] - (last[:, None] - ring) % config.capacity_frames - self._shift
+        seen = positions >= first_visible(config, offsets, ends)[:, None]
+        visible = None if seen.all() else torch.from_numpy(seen).to(self._device)
+        pages = -(-keys // config.block_frames)
+        table = self._table[row, :pages]
+        in_place = bool(((table == self._home[row, :pages]) | (table < 0)).all())
+        batched = in_place and len(row) * keys <= _MAX_BATCH_WASTE * int(used.sum())
+        gather = None
+        if not in_place:
+            blocks = np.where(table < 0, config.num_blocks, table)
+            flat = blocks[:, ring // config.block_frames] * config.block_frames + ring % config.block_frames
+            gather = torch.from_numpy(flat).to(self._device)
+        return ReadPlan(np.where(seen, positions, -1), used, visible, in_place, batched, gather)
+
+    def rings(self, pool: Tensor, layer: int) -> Tensor:
+        """``(max_streams, capacity, kv_heads, head_dim)`` view of every stream's home ring."""
+        config = self.config
+        homes = pool[layer, : config.max_streams * config.blocks_per_seq]
+        return homes.view(config.max_streams, config.capacity_frames, config.kv_heads, config.head_dim)
+
+    def bias_rings(self, layer: int) -> Tensor:
+        """``(max_streams, kv_heads, capacity)`` view of the per-key score biases."""
+        config = self.config
+        if self._bias is None:
+            raise RuntimeError("this cache keeps no key bias")
+        homes = self._bias[layer, :, : config.max_streams * config.capacity_frames]
+        return homes.view(config.kv_heads, config.max_streams, config.capacity_frames).transpose(0, 1)
+
+
+class PagedCohort:
+    """One step's view of the rows of a cohort."""
+
+    def __init__(self, cache: PagedAttentionCache, rows: RowIndex, write_slots: Tensor, plan: ReadPlan) -> None:
+        self._cache = cache
+        self._rows = rows
+        self._slots = write_slots
+        self._plan = plan
+
+    def key_positions(self) -> Tensor:
+        """``(batch, keys)`` int64, -1 where masked."""
+        return torch.from_numpy(self._plan.positions)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        key_bias: Tensor | None = None,
+        score_bias: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
+        """See :class:`oasr_core.models.base.CohortState`."""
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        self._append(layer, key, value, key_bias, scale)
+        query = query.transpose(1, 2)
+        scores = None if score_bias is None else score_bias * scale
+        if self._plan.gather is not None or self._plan.batched:
+            keys, values, mask = self._read_batch(layer, key_bias is not None)
+            return attention(query, keys, values, mask, scores, scale).transpose(1, 2)
+        out = torch.empty_like(query)
+        for place in range(query.shape[0]):
+            keys, values, mask = self._read_row(layer, place, key_bias is not None)
+            bias = None if scores is None else scores[place : place + 1, ..., : keys.shape[2]]
+            out[place] = attention(query[place : place + 1], keys, values, mask, bias, scale)[0]
+        return out.transpose(1, 2)
+
+    def _append(self, layer: int, key: Tensor, value: Tensor, key_bias: Tensor | None, scale: float) -> None:
+        cache = self._cache
+        shape = (-1, cache.config.kv_heads, cache.config.head_dim)
+        cache._keys[layer].view(shape).index_copy_(0, self._slots, key.reshape(shape))
+        cache._values[layer].view(shape).index_copy_(0, self._slots, value.reshape(shape))
+        if key_bias is not None and cache._bias is not None:
+            scaled = key_bias.to(torch.float32).reshape(-1, cache.config.kv_heads).t() * scale
+            cache._bias[layer].index_copy_(1, self._slots, scaled)
+
+    def _read_batch(self, layer: int, with_bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        cache, plan = self._cache, self._plan
+        count = plan.positions.shape[1]
+        if plan.gather is not None:
+            shape = (-1, cache.config.kv_heads, cache.config.head_dim)
+            keys, values = (pool[layer].view(shape)[plan.gather] for pool in (cache._keys, cache._values))
+            bias = cache._bias[layer][:, plan.gather].transpose(0, 1) if with_bias and cache._bias is not None else None
+        else:
+            keys, values = (
+                self._pick(cache.rings(pool, layer)[:, :count]) for pool in (cache._keys, cache._values)
+            )
+            bias = self._pick(cache.bias_rings(layer)[..., :count]) if with_bias else None
+        return keys.transpose(1, 2), values.transpose(1, 2), key_mask(bias, plan.visible)
+
+    def _pick(self, rings: Tensor) -> Tensor:
+        return rings.narrow(0, *self._rows.span) if self._rows.span is not None else rings[self._rows.index]
+
+    def _read_row(self, layer: int, place: int, with_bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        cache, plan = self._cache, self._plan
+        row, count = self._rows.rows[place], int(plan.used[place])
+        keys, values = (cache.rings(pool, layer)[row : row + 1, :count] for pool in (cache._keys, cache._values))
+        bias = cache.bias_rings(layer)[row : row + 1, :, :count] if with_bias else None
+        visible = None if plan.visible is None else plan.visible[place : place + 1, :count]
+        return keys.transpose(1, 2), values.transpose(1, 2), key_mask(bias, visible)
+
+
+def key_mask(bias: Tensor | None, visible: Tensor | None) -> Tensor | None:
+    """Additive ``(batch, heads or 1, 1, keys)`` float32 mask from scaled key biases and visibility."""
+    if bias is None:
+        if visible is None:
+            return None
+        bias = torch.zeros(visible.shape[0], 1, visible.shape[1], device=visible.device)
+    if visible is not None:
+        bias = bias.masked_fill(~visible[:, None], float("-inf"))
+    return bias.unsqueeze(2)
+
+
+def attention(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scores: Tensor | None, scale: float
+) -> Tensor:
+    """Scaled dot-product attention with additive terms; all ``(batch, heads, length, dim)``."""
+    if scores is not None:
+        mask = scores if mask is None else mask + scores
+    grouped = keys.shape[1] != query.shape[1]
+    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)

@@ -1,0 +1,1 @@
+"""Checkpoints: looking into them, converting, loading, and the native format."""

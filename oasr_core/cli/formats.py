@@ -1,0 +1,345 @@
+"""Transcripts as text, JSON, JSON lines, SubRip (srt) and WebVTT (vtt), written in the order of the input files."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from oasr_core.errors import ConfigError, OasrError
+from oasr_core.request import RequestOutput
+
+#: Limits of one subtitle cue: characters a line, lines, seconds, and the silence in seconds that ends a cue.
+MAX_LINE_CHARS = 42
+MAX_LINES = 2
+MAX_CUE_SECONDS = 7.0
+MAX_GAP_SECONDS = 0.8
+
+
+class OutputFormat(StrEnum):
+    """Value of ``--format``."""
+
+    text = "text"
+    json = "json"
+    jsonl = "jsonl"
+    srt = "srt"
+    vtt = "vtt"
+
+    @property
+    def suffix(self) -> str:
+        """File name suffix under ``--output-dir``."""
+        return ".txt" if self is OutputFormat.text else f".{self.value}"
+
+    @property
+    def is_subtitle(self) -> bool:
+        """Whether the format consists of timed cues."""
+        return self in (OutputFormat.srt, OutputFormat.vtt)
+
+
+@dataclass(frozen=True, slots=True)
+class FileResult:
+    """What became of one input file: an output, or the error that stands in its place. ``duration`` in seconds."""
+
+    file: str
+    duration: float | None = None
+    output: RequestOutput | None = None
+    error: str | None = None
+
+    def transcript(self) -> RequestOutput:
+        """The output; raises ``OasrError`` with the file's error where there is none."""
+        if self.output is None:
+            raise OasrError(self.error or f"{self.file}: no output")
+        return self.output
+
+    def record(self) -> dict[str, Any]:
+        """The JSON object of this file: ``{"file", "error"}``, or the transcript with its best ids and score."""
+        if self.output is None:
+            return {"file": self.file, "error": self.error}
+        words = self.output.words
+        return {
+            "file": self.file,
+            "text": self.output.text,
+            "tokens": self.output.tokens[0] if self.output.tokens else [],
+            "score": _finite(self.output.scores[0] if self.output.scores else None),
+            "words": None if words is None else [_finite_fields(asdict(word)) for word in words],
+            "finish_reason": self.output.finish_reason,
+            "duration": self.duration,
+        }
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinities."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _finite_fields(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: _finite(value) if isinstance(value, float) else value for key, value in record.items()}
+
+
+def render(result: FileResult, output_format: OutputFormat) -> str:
+    """The content of one file's own document; subtitles raise ``OasrError`` for text without any times."""
+    if output_format is OutputFormat.text:
+        return result.transcript().text + "\n"
+    if output_format is OutputFormat.json:
+        return json.dumps(result.record(), ensure_ascii=False, indent=2) + "\n"
+    if output_format is OutputFormat.jsonl:
+        return json.dumps(result.record(), ensure_ascii=False) + "\n"
+    cues = subtitle_cues(result.transcript())
+    return render_srt(cues) if output_format is OutputFormat.srt else render_vtt(cues)
+
+
+# --- subtitles ------------------------------------------------------------------------------------------------------
+
+
+class Cue(NamedTuple):
+    """One subtitle: times in milliseconds, text lines."""
+
+    start_ms: int
+    end_ms: int
+    lines: tuple[str, ...]
+
+
+class _Piece(NamedTuple):
+    """A word with its punctuation, and the space before it or none (``glue``); times in seconds."""
+
+    glue: str
+    word: str
+    start: float
+    end: float
+
+
+def subtitle_cues(output: RequestOutput) -> list[Cue]:
+    """Cut a transcript into cues at its words, or at its segments where it has no word times.
+
+    Raises ``OasrError`` where there is text but neither words nor segments carry times.
+    """
+    cues: list[Cue] = []
+    for pieces in _timed_pieces(output):
+        for start, end, lines in _cut(pieces):
+            start_ms = max(_milliseconds(start), cues[-1].start_ms + 1 if cues else 0)
+            if cues and cues[-1].end_ms > start_ms:
+                cues[-1] = cues[-1]._replace(end_ms=start_ms)
+            end_ms = _milliseconds(min(end, start + MAX_CUE_SECONDS))
+            cues.append(Cue(start_ms, max(end_ms, start_ms + 1), lines))
+    return cues
+
+
+def render_srt(cues: Iterable[Cue]) -> str:
+    """SubRip: numbered cues, comma before the milliseconds; an empty string for no cue."""
+    return "".join(
+        f"{number}\n{_clock(cue.start_ms, ',')} --> {_clock(cue.end_ms, ',')}\n" + "\n".join(cue.lines) + "\n\n"
+        for number, cue in enumerate(cues, 1)
+    )
+
+
+def render_vtt(cues: Iterable[Cue]) -> str:
+    """WebVTT: header, then cues with ``&``, ``<`` and ``>`` escaped; the header alone for no cue."""
+    parts = ["WEBVTT\n"]
+    for cue in cues:
+        text = "\n".join(cue.lines).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        parts.append(f"{_clock(cue.start_ms, '.')} --> {_clock(cue.end_ms, '.')}\n{text}\n")
+    return "\n".join(parts)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1000))
+
+
+def _clock(milliseconds: int, separator: str) -> str:
+    seconds, millis = divmod(milliseconds, 1000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{seconds:02d}{separator}{millis:03d}"
+
+
+def _timed_pieces(output: RequestOutput) -> list[list[_Piece]]:
+    """Runs of words that no cue joins: all words, or those of each segment."""
+    if output.words:
+        return [_glued(output.text, [(word.word, word.start, word.end) for word in output.words])]
+    runs: list[list[_Piece]] = []
+    for segment in output.segments:
+        if segment.words:
+            words = [(word.word, word.start, word.end) for word in segment.words]
+        else:
+            words = _spread(segment.text.split(), segment.start, segment.end)
+        runs.append(_glued(segment.text, words))
+    if not runs and output.text.strip():
+        raise OasrError(
+            "subtitles need times, but the transcript has neither words nor segments with times; "
+            "use another --format, or a decode method that supports word timestamps"
+        )
+    return runs
+
+
+def _spread(words: Sequence[str], start: float, end: float) -> list[tuple[str, float, float]]:
+    """Share a stretch of time among words in proportion to their length."""
+    total = sum(map(len, words))
+    timed, done = [], 0
+    for word in words:
+        begin, done = done, done + len(word)
+        timed.append((word, start + (end - start) * begin / total, start + (end - start) * done / total))
+    return timed
+
+
+def _glued(text: str, words: Iterable[tuple[str, float, float]]) -> list[_Piece]:
+    """Find the words in the text, so that scripts without spaces stay without and punctuation is kept."""
+    pieces: list[_Piece] = []
+    cursor = 0
+    in_text = True  # whether the word before was found, so that what follows the cursor belongs to it
+    for word, start, end in words:
+        word = " ".join(word.split())
+        if not word:
+            continue
+        found = text.find(word, cursor)
+        glue, opening = " ", ""
+        if found >= 0 and in_text:
+            closing, glue, opening = _between(text[cursor:found])
+            if pieces:
+                pieces[-1] = pieces[-1]._replace(word=pieces[-1].word + closing)
+            else:
+                opening = closing + opening
+        in_text = found >= 0
+        cursor = found + len(word) if in_text else cursor
+        pieces.append(_Piece(glue, opening + word, start, end))
+    if pieces and in_text:
+        pieces[-1] = pieces[-1]._replace(word=pieces[-1].word + _between(text[cursor:])[0])
+    return [part for piece in pieces for part in _fit(piece)]
+
+
+def _between(text: str) -> tuple[str, str, str]:
+    """Split what stands between two words: what closes the first, a space or none, what opens the second."""
+    closing, *rest = re.split(r"\s+", text, maxsplit=1)
+    return closing, " " if rest else "", " ".join(rest[0].split()) if rest else ""
+
+
+def _fit(piece: _Piece) -> list[_Piece]:
+    """A piece longer than a line is cut, since the limit of a line is hard."""
+    chunks = [piece.word[at : at + MAX_LINE_CHARS] for at in range(0, len(piece.word), MAX_LINE_CHARS)]
+    timed = _spread(chunks, piece.start, piece.end)
+    return [_Piece("" if index else piece.glue, *part) for index, part in enumerate(timed)]
+
+
+def _cut(pieces: Sequence[_Piece]) -> list[tuple[float, float, tuple[str, ...]]]:
+    """Group pieces into cues within the limits; returns start, end (seconds) and lines of each."""
+    cues: list[tuple[float, float, tuple[str, ...]]] = []
+    start = end = 0.0
+    lines: list[str] = []
+    for piece in pieces:
+        late = bool(lines) and (piece.start - end > MAX_GAP_SECONDS or piece.end - start > MAX_CUE_SECONDS)
+        joined = lines[-1] + piece.glue + piece.word if lines else ""
+        if lines and not late and len(joined) <= MAX_LINE_CHARS:
+            lines[-1] = joined
+        elif lines and not late and len(lines) < MAX_LINES:
+            lines.append(piece.word)
+        else:
+            if lines:
+                cues.append((start, end, tuple(lines)))
+            start, lines = piece.start, [piece.word]
+        end = piece.end
+    if lines:
+        cues.append((start, end, tuple(lines)))
+    return cues
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+class ResultWriter:
+    """Takes results as they come and writes them in input order, to one stream or a file each in ``output_dir``.
+
+    ``screen()`` gives a context in which ``out`` and ``err`` may be written (a display hides itself meanwhile).
+    :attr:`failed` counts the files without a written transcript.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        output_format: OutputFormat,
+        out: TextIO,
+        err: TextIO,
+        output_dir: Path | None = None,
+    ) -> None:
+        self.failed = 0
+        self._files = files
+        self._format = output_format
+        self._out = out
+        self._err = err
+        self._paths = output_paths(files, output_format, output_dir) if output_dir else None
+        self._waiting: dict[int, FileResult] = {}
+        self._next = 0
+        self._document: list[FileResult] = []
+
+    def put(self, index: int, result: FileResult, screen: AbstractContextManager[object] | None = None) -> None:
+        """Accept the result of input file ``index``; writes it, and those that waited for it, when its turn comes."""
+        self._waiting[index] = result
+        if self._next not in self._waiting:
+            return
+        with screen or nullcontext():
+            while (ready := self._waiting.pop(self._next, None)) is not None:
+                self._write(self._next, ready)
+                self._next += 1
+
+    def close(self) -> None:
+        """Write the JSON document, which has to wait for the last file."""
+        if self._format is OutputFormat.json and self._paths is None:
+            records = [result.record() for result in self._document]
+            document = records if len(self._files) > 1 else records[0]
+            self._out.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+            self._out.flush()
+
+    def _write(self, index: int, result: FileResult) -> None:
+        if result.error is not None:
+            self._fail(result.file, result.error)
+        elif result.transcript().finish_reason == "length":
+            self._err.write(f"warning: {result.file}: the transcript is cut short, the stream's history is full\n")
+        try:
+            if self._paths is not None:
+                self._write_file(self._paths[index], result)
+            elif self._format is OutputFormat.json:
+                self._document.append(result)
+            else:
+                self._out.write(self._line(result))
+                self._out.flush()
+        except OasrError as error:
+            self._fail(result.file, str(error))
+
+    def _write_file(self, path: Path, result: FileResult) -> None:
+        if result.error is not None and self._format not in (OutputFormat.json, OutputFormat.jsonl):
+            return
+        content = render(result, self._format)
+        try:
+            path.write_text(content, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise OasrError(f"cannot write {path}: {error.strerror}") from error
+
+    def _line(self, result: FileResult) -> str:
+        if result.error is not None and self._format is not OutputFormat.jsonl:
+            return ""
+        if self._format is OutputFormat.text and len(self._files) > 1:
+            return f"{result.file}\t{' '.join(result.transcript().text.splitlines())}\n"
+        return render(result, self._format)
+
+    def _fail(self, file: str, error: str) -> None:
+        self.failed += 1
+        self._err.write(f"error: {file}: {error}\n")
+        self._err.flush()
+
+
+def output_paths(files: Sequence[str], output_format: OutputFormat, output_dir: Path) -> list[Path]:
+    """One path a file, named by its stem (``-`` is ``stdin``); raises ``ConfigError`` where two files share a name."""
+    taken: dict[str, str] = {}
+    for file in files:
+        name = ("stdin" if file == "-" else Path(file).stem) + output_format.suffix
+        if name in taken:
+            raise ConfigError(
+                f"--output-dir: {taken[name]} and {file} would both be written to {output_dir / name}; "
+                "transcribe them in two calls with different directories"
+            )
+        taken[name] = file
+    return [output_dir / name for name in taken]

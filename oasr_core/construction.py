@@ -1,0 +1,287 @@
+"""Build an engine's parts in order: checkpoint, weights, cast, move, tables, decoder, pools, executors."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from pydantic import ValidationError
+
+from oasr_core.cache.options import CacheOptions
+from oasr_core.checkpoints.bundle import CheckpointBundle, TokenizerSpec
+from oasr_core.checkpoints.load import LoadReport, load_model
+from oasr_core.checkpoints.resolve import resolve_checkpoint
+from oasr_core.config import EngineConfig, Origin
+from oasr_core.decoding.base import DecodeContext, DecodeStrategy, Mode
+from oasr_core.errors import ConfigError, RequestRefusedError, did_you_mean
+from oasr_core.executors.offline import OfflineExecutor
+from oasr_core.executors.streaming import StreamingExecutor
+from oasr_core.frontend.base import FeatureFrontend
+from oasr_core.frontend.input import InputProcessor
+from oasr_core.frontend.pinned import AudioBuffers
+from oasr_core.model_runner import ModelRunner
+from oasr_core.models.base import BaseAsrModel
+from oasr_core.outputs import OutputProcessor
+from oasr_core.registry import registry
+from oasr_core.request import DecodingOptions
+from oasr_core.scheduling.options import BatchingOptions
+from oasr_core.scheduling.partition import partition_name
+from oasr_core.scheduling.scheduler import Scheduler
+from oasr_core.streaming.options import StreamingOptions
+from oasr_core.tokenizers.base import Tokenizer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+logger = logging.getLogger(__name__)
+
+_Options = TypeVar("_Options", bound="BaseModel")
+
+
+@dataclass
+class EngineParts:
+    """Everything that an engine owns. ``no_streaming`` and ``no_offline`` say why a mode is not served."""
+
+    config: EngineConfig
+    origins: dict[str, Origin]
+    bundle: CheckpointBundle
+    load_report: LoadReport
+    device: torch.device
+    dtype: torch.dtype
+    inputs: InputProcessor
+    runner: ModelRunner
+    strategy: DecodeStrategy
+    tokenizer: Tokenizer
+    outputs: OutputProcessor
+    scheduler: Scheduler
+    offline: OfflineExecutor | None
+    streaming: StreamingExecutor | None
+    audio_buffers: AudioBuffers
+    no_streaming: str = ""
+    no_offline: str = ""
+
+    @property
+    def frame_seconds(self) -> float:
+        """Seconds per encoder frame."""
+        return self.inputs.frontend.frame_seconds * self.runner.encoder.subsampling_rate
+
+    def cost(self, num_frames: int) -> int:
+        """What batching compares: a fixed-window frontend makes every request as long as its window."""
+        window = self.inputs.frontend.window_seconds
+        return num_frames if window is None else round(window / self.inputs.frontend.frame_seconds)
+
+    def stride_samples(self) -> int:
+        """Samples per encoder stride."""
+        if self.runner.backend is None:
+            raise ConfigError(f"this engine does not stream: {self.no_streaming}")
+        frames = self.runner.backend.geometry.stride
+        return round(frames * self.inputs.frontend.frame_seconds * self.inputs.frontend.sample_rate)
+
+    def validate(self, options: DecodingOptions, mode: Mode) -> None:
+        """Refuse, by name, request options that the strategy does not honour."""
+        always = {"n_best", "extra"}
+        for name in options.model_fields_set - always - self.strategy.honours:
+            if getattr(options, name) != type(options).model_fields[name].get_default(call_default_factory=True):
+                raise RequestRefusedError(
+                    f"decode method {self.config.decode_method!r} does not honour {name}={getattr(options, name)!r}; "
+                    f"it honours: {', '.join(sorted(self.strategy.honours | always))}."
+                )
+        try:
+            self.strategy.request_options_cls.model_validate(options.extra)
+        except ValidationError as error:
+            raise RequestRefusedError(f"extra options of this request: {error}") from error
+        self.strategy.validate(options, mode)
+
+    def describe(self) -> dict[str, Any]:
+        """Facts in plain types, for the CLI and for bug reports."""
+        geometry = self.runner.backend.geometry if self.runner.backend is not None else None
+        encoder = self.runner.encoder
+        return {
+            "model": self.bundle.source,
+            "architecture": self.bundle.architecture,
+            "converter": self.bundle.converter,
+            "device": str(self.device),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "sample_rate": self.inputs.frontend.sample_rate,
+            "vocab_size": self.runner.model.vocab_size,
+            "parameters": sum(parameter.numel() for parameter in self.runner.model.parameters()),
+            "decode_method": self.config.decode_method,
+            "modes": [name for name, part in (("offline", self.offline), ("streaming", self.streaming)) if part],
+            "streaming_kind": encoder.streaming_kind,
+            "chunk_ms": None if geometry is None else round(geometry.output_frames * self.frame_seconds * 1000),
+            "num_left_chunks": self.config.num_left_chunks,
+            "max_batch_size": self.config.max_batch_size,
+        }
+
+
+def build_parts(config: EngineConfig) -> EngineParts:
+    """Everything from a configuration; each refusal names what would have to change."""
+    if not config.ckpt_dir:
+        raise ConfigError("ckpt_dir is empty: name a checkpoint directory, a pretrained model, or a Hub id.")
+    bundle = resolve_checkpoint(
+        config.ckpt_dir, architecture=config.architecture, checkpoint_name=config.checkpoint_name
+    )
+    config, origins = adopt_checkpoint(config, bundle)
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    frontend = build_frontend(config, bundle)
+    tokenizer = build_tokenizer(config, bundle)
+    strategy_cls = registry("decode_strategies").get(config.decode_method)
+    options = parse_options(strategy_cls.options_cls, config.decode_options, f"decode_method {config.decode_method!r}")
+    model, report = load_model(bundle)
+    _check_interfaces(model, strategy_cls, config.decode_method)
+    model.eval().requires_grad_(False).to(dtype).to(device)
+    model.prepare()
+    strategy = strategy_cls(DecodeContext(model, tokenizer, options))
+    runner = ModelRunner(model, strategy.consumes, device, dtype)
+    inputs = InputProcessor(frontend, device)
+    frame_seconds = frontend.frame_seconds * model.encoder.subsampling_rate
+    outputs = OutputProcessor(tokenizer, frame_seconds)
+    batching = config.options(BatchingOptions)
+    scheduler = Scheduler(
+        batching,
+        registry("batching_policies").get(batching.schedule_policy)(),
+        registry("partition_policies").get(partition_name(batching))(),
+    )
+    no_streaming, no_offline = _refusals(config, model, frontend, strategy)
+    offline = None if no_offline else OfflineExecutor(inputs, runner, strategy, outputs, scheduler)
+    streaming = None
+    if not no_streaming:
+        settings = config.options(StreamingOptions)
+        backend = runner.enable_streaming(settings, config.options(CacheOptions), config.max_batch_size)
+        streaming = StreamingExecutor(
+            inputs, runner, backend, strategy, outputs, partial_interval=settings.partial_decode_interval
+        )
+    buffers = AudioBuffers(
+        device, frontend.sample_rate, config.max_pinned_audio_seconds, config.max_pinned_audio_total_seconds
+    )
+    parts = EngineParts(
+        config, origins, bundle, report, device, dtype, inputs, runner, strategy, tokenizer, outputs, scheduler,
+        offline, streaming, buffers, no_streaming, no_offline,
+    )  # fmt: skip
+    logger.info("engine: %s", parts.describe())
+    return parts
+
+
+def adopt_checkpoint(config: EngineConfig, bundle: CheckpointBundle) -> tuple[EngineConfig, dict[str, Origin]]:
+    """Fill what was not set explicitly from the checkpoint; say where each value comes from."""
+    offered: dict[str, Any] = {
+        "audio_scale": bundle.feature.audio_scale,
+        "decode_method": bundle.decoding.decode_method,
+        "chunk_size": bundle.decoding.chunk_size,
+        "num_left_chunks": bundle.decoding.num_left_chunks,
+    }
+    adopted = {
+        name: value for name, value in offered.items() if value is not None and name not in config.model_fields_set
+    }
+    origins: dict[str, Origin] = dict.fromkeys(EngineConfig.model_fields, "default")
+    origins.update(dict.fromkeys(config.model_fields_set, "flag"))
+    origins.update(dict.fromkeys(adopted, "checkpoint"))
+    if bundle.decoding.options and bundle.decoding.decode_method == adopted.get("decode_method", config.decode_method):
+        adopted["decode_options"] = {**bundle.decoding.options, **config.decode_options}
+    return config.replace(**adopted), origins
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` is CUDA where there is one; a device that was asked for and is missing is an error."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device={name!r} is not a device: {error}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={name!r} was asked for and CUDA is not available; set device='cpu' or 'auto'.")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """``auto`` is bf16 where the device multiplies it in matrix units, else fp32; the choice is logged."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    if device.type == "cuda":
+        native = torch.cuda.get_device_capability(device)[0] >= 8
+    else:
+        native = device.type == "cpu" and bool(torch.cpu._is_amx_tile_supported())
+    dtype = torch.bfloat16 if native else torch.float32
+    logger.info("dtype=auto: %s on %s", dtype, device)
+    return dtype
+
+
+def build_frontend(config: EngineConfig, bundle: CheckpointBundle) -> FeatureFrontend:
+    """The checkpoint's frontend; an explicit ``feature_config`` overrides it, loudly where it differs."""
+    frontend_cls: type[FeatureFrontend] = registry("frontends").get(bundle.feature.kind)
+    trained = parse_options(frontend_cls.options_cls, bundle.feature.options, f"frontend {bundle.feature.kind!r}")
+    if config.feature_config is None:
+        return frontend_cls(trained, config.audio_scale)
+    given = config.feature_config
+    changed = [
+        f"{name}: trained {getattr(trained, name)!r}, set {getattr(given, name)!r}"
+        for name in type(given).model_fields
+        if getattr(trained, name, None) != getattr(given, name)
+    ]
+    if changed:
+        logger.warning("feature_config overrides the features that the model was trained on: %s", "; ".join(changed))
+    return frontend_cls(parse_options(frontend_cls.options_cls, given.model_dump(), "feature_config"), config.audio_scale)
+
+
+def build_tokenizer(config: EngineConfig, bundle: CheckpointBundle) -> Tokenizer:
+    """The checkpoint's tokenizer, or the one that ``unit_table`` or ``sentencepiece_model`` names."""
+    spec = bundle.tokenizer
+    if config.unit_table is not None:
+        spec = TokenizerSpec("symbol_table", {**spec.files, "symbols": Path(config.unit_table)}, spec.options)
+    elif config.sentencepiece_model is not None:
+        spec = TokenizerSpec("sentencepiece", {"model": Path(config.sentencepiece_model)})
+    tokenizer: Tokenizer = registry("tokenizers").get(spec.kind).from_spec(spec)
+    return tokenizer
+
+
+def parse_options(cls: type[_Options], values: Any, owner: str) -> _Options:
+    """Validate a mapping against an options class; unknown keys are refused with the known ones."""
+    try:
+        return cls.model_validate(dict(values))
+    except ValidationError as error:
+        lines = []
+        for finding in error.errors():
+            name = ".".join(str(part) for part in finding["loc"])
+            if finding["type"] == "extra_forbidden":
+                known = ", ".join(cls.model_fields) or "none"
+                lines.append(f"unknown option {name!r}; known: {known}.{did_you_mean(name, cls.model_fields)}")
+            else:
+                lines.append(f"{name}: {finding['msg'].removeprefix('Value error, ')} (got {finding['input']!r})")
+        raise ConfigError(f"{owner}: " + "; ".join(lines)) from error
+
+
+def _check_interfaces(model: BaseAsrModel, strategy: type[DecodeStrategy], method: str) -> None:
+    missing = [name for name in strategy.requires if name not in model.interfaces]
+    if missing:
+        raise ConfigError(
+            f"decode_method={method!r} requires the interface {', '.join(missing)}, which {type(model).__name__} does not "
+            f"offer; it offers: {', '.join(model.interfaces) or 'none'}."
+        )
+
+
+def _refusals(
+    config: EngineConfig, model: BaseAsrModel, frontend: FeatureFrontend, strategy: DecodeStrategy
+) -> tuple[str, str]:
+    """Why streaming and offline are not served; empty where they are. A pinned mode that cannot be served is an error."""
+    no_streaming = no_offline = ""
+    if model.encoder.streaming_kind == "none":
+        no_streaming = f"{type(model.encoder).__name__} with these weights is offline only"
+    elif frontend.framing is None:
+        no_streaming = f"{type(frontend).__name__} needs whole utterances"
+    elif "streaming" not in strategy.modes:
+        no_streaming = f"decode_method={config.decode_method!r} is offline only"
+    if "offline" not in strategy.modes:
+        no_offline = f"decode_method={config.decode_method!r} is streaming only"
+    if (config.service_mode == "streaming" and no_streaming) or (config.service_mode == "offline" and no_offline):
+        raise ConfigError(f"service_mode={config.service_mode!r} cannot be served: {no_streaming or no_offline}.")
+    if config.service_mode == "streaming":
+        no_offline = "service_mode='streaming'"
+    elif config.service_mode == "offline":
+        no_streaming = "service_mode='offline'"
+    return no_streaming, no_offline

@@ -1,0 +1,23 @@
+"""Settings that choose and feed a decode strategy (torch-free)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+
+class DecodeOptions(BaseModel):
+    """Which strategy decodes, with which options; and the budget of autoregressive families."""
+
+    decode_method: str = Field("ctc", description="A name on the decode_strategies axis; unset: the checkpoint's.")
+    decode_options: dict[str, Any] = Field(default_factory=dict, description="Options of that strategy.")
+    decoder_type: str | None = Field(None, description="Alias of decode_method: ctc_cuda or ctc_wfst.")
+    ctc_decoder_config: dict[str, Any] | None = Field(None, description="Alias: decode_options of ctc.")
+    wfst_decoder_config: dict[str, Any] | None = Field(None, description="Alias: decode_options of ctc_wfst.")
+    fst_path: str | None = Field(None, description="Alias: decode_options['fst_path'] of ctc_wfst.")
+    decode_steps_per_tick: int = Field(32, ge=1, description="Decoder steps per engine step.")
+    max_tick_ms: float = Field(25.0, ge=0, description="Wall-clock cap of decoding per step; 0 disables.")
+    max_decode_slots: int | None = Field(None, ge=1, description="Autoregressive requests in flight; None: max_batch_size.")
+    decode_admit_window_ms: float = Field(0.0, ge=0, description="Coalesce arrivals into one decode group.")
+    decode_kv_budget_gib: float | None = Field(None, ge=0, description="Decoder KV ceiling; None derives, 0 disables.")

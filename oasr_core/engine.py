@@ -1,0 +1,415 @@
+"""ASREngine: the public facade, the lock and the step loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from oasr_core import gc_freeze
+from oasr_core.audio import StreamResampler, load_audio
+from oasr_core.config import EngineConfig
+from oasr_core.construction import build_parts
+from oasr_core.errors import (
+    AudioTooLongError,
+    RequestRefusedError,
+    StreamClosedError,
+    TranscriptionError,
+    UnknownRequestError,
+    did_you_mean,
+)
+from oasr_core.executors.failures import failed
+from oasr_core.frontend.input import Waveform
+from oasr_core.hooks import Observers
+from oasr_core.model_runner import Tap
+from oasr_core.request import DecodingOptions, Request, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+Audio = Waveform | str | os.PathLike[str]
+
+
+class ASREngine:
+    """Audio in, transcripts out.
+
+    Thread-safe: every public call holds one re-entrant lock, :meth:`step` for the whole step. An output goes to exactly
+    one consumer: the ``transcribe`` call that owns the request, else whoever calls :meth:`step` or :meth:`run`.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the checkpoint and build every part; raises ``OasrError`` for whatever cannot be served."""
+        self._lock = threading.RLock()
+        parts = build_parts(config)
+        self.config = parts.config
+        self.origins = parts.origins
+        self.load_report = parts.load_report
+        self._parts = parts
+        self._inputs = parts.inputs
+        self._scheduler = parts.scheduler
+        self._strategy = parts.strategy
+        self._offline = parts.offline
+        self._streaming = parts.streaming
+        self._ready: deque[RequestOutput] = deque()
+        self._owned: dict[str, RequestOutput | None] = {}
+        self._closed: deque[str] = deque(maxlen=4096)
+        self._progressed = False
+        self._running_engine = True
+        self.observers = Observers()
+        self._frozen = self.config.gc_freeze
+        if self._frozen:
+            gc_freeze.acquire()
+        self.observers.notify("oasr_engine_started", engine=self)
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def sample_rate(self) -> int:
+        """Hz of the waveforms that the model takes."""
+        return self._inputs.frontend.sample_rate
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether streaming requests are served."""
+        return self._streaming is not None
+
+    @property
+    def can_offline(self) -> bool:
+        """Whether offline requests are served."""
+        return self._offline is not None
+
+    @property
+    def frame_seconds(self) -> float:
+        """Seconds per encoder frame."""
+        return self._parts.frame_seconds
+
+    @property
+    def stride_samples(self) -> int:
+        """Samples that a stream advances per step."""
+        return self._parts.stride_samples()
+
+    @property
+    def num_running(self) -> int:
+        """Streams that hold a place."""
+        with self._lock:
+            return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission or for a batch."""
+        with self._lock:
+            return self._scheduler.num_waiting
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished or any output uncollected."""
+        with self._lock:
+            return bool(self._scheduler.num_running or self._scheduler.num_waiting or self._ready)
+
+    @property
+    def tap(self) -> Tap | None:
+        """A debugging aid: sees ``(request id, first frame, log-probs)`` after every forward."""
+        return self._parts.runner.tap
+
+    @tap.setter
+    def tap(self, tap: Tap | None) -> None:
+        self._parts.runner.tap = tap
+
+    def describe(self) -> dict[str, Any]:
+        """What this engine is made of, in plain types."""
+        return self._parts.describe()
+
+    # -- admission ------------------------------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        audio: Audio | None = None,
+        streaming: bool | None = None,
+        sample_rate: int | None = None,
+        priority: int = 0,
+        decoding: DecodingOptions | None = None,
+        request_id: str | None = None,
+    ) -> str:
+        """Queue whole audio (a waveform in [-1, 1], or a path, decoded at the edge) and return the request's id.
+
+        ``streaming=None`` streams where the engine can. A ``sample_rate`` other than the model's is resampled (extra
+        ``audio``). Lower ``priority`` is served first. ``streaming=True`` without ``audio`` opens an empty stream.
+        """
+        if audio is None:
+            if streaming is False:
+                raise RequestRefusedError("an offline request needs audio; add_streaming_request() opens a stream")
+            return self.add_streaming_request(sample_rate, priority, decoding, request_id)
+        samples = self._samples(audio, sample_rate)
+        with self._lock:
+            request = self._new_request(self._mode(streaming), priority, decoding, request_id)
+            request.num_samples = len(samples)
+            request.num_frames = self._inputs.num_frames(len(samples))
+            request.cost = self._parts.cost(request.num_frames)
+            request.audio_final = True
+            if request.streaming:
+                request.audio_chunks.append(samples)
+            else:
+                self._refuse_too_long(request)
+                request.audio = samples
+            self._admit(request)
+        return request.request_id
+
+    def add_streaming_request(
+        self,
+        sample_rate: int | None = None,
+        priority: int = 0,
+        decoding: DecodingOptions | None = None,
+        request_id: str | None = None,
+    ) -> str:
+        """Open a stream that :meth:`feed_chunk` fills; pieces of another ``sample_rate`` are resampled with carried state."""
+        with self._lock:
+            request = self._new_request(self._mode(True), priority, decoding, request_id)
+            if sample_rate is not None and sample_rate != self.sample_rate:
+                request.resampler = StreamResampler(sample_rate, self.sample_rate)
+            self._admit(request)
+        return request.request_id
+
+    def feed_chunk(self, request_id: str, chunk: Waveform | None, is_last: bool = False) -> None:
+        """Append a piece of any size (``None``: nothing) to a stream; ``is_last`` ends it.
+
+        Raises ``UnknownRequestError`` for an id that is not there, ``StreamClosedError`` after the last piece (both are
+        ``KeyError``), ``InvalidAudioError`` for a piece that is refused; the stream itself goes on.
+        """
+        with self._lock:
+            request = self._find(request_id)
+            if not request.streaming:
+                raise RequestRefusedError(f"request {request_id!r} is offline; its audio is complete")
+            if request.audio_final:
+                raise StreamClosedError(f"stream {request_id!r} has had its last piece; open a new stream")
+            samples = self._inputs.prepare_waveform([] if chunk is None else chunk)
+            if request.resampler is not None:
+                samples = self._inputs.prepare_waveform(request.resampler.push(samples.numpy(), last=is_last))
+            if len(samples):
+                request.audio_chunks.append(samples)
+                request.num_samples += len(samples)
+                request.num_frames = self._inputs.num_frames(request.num_samples)
+            request.audio_final = is_last
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request now; its one terminal output says ``abort``. Raises ``UnknownRequestError`` for an unknown id."""
+        with self._lock:
+            request = self._find(request_id)
+            self._route([RequestOutput(request.request_id, finished=True, finish_reason="abort")], self._ready)
+
+    # -- the step loop ----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """One tick: admit, one offline batch, one step of every stream. Returns partials and finals nobody else owns."""
+        with self._lock:
+            self._tick()
+            outputs = list(self._ready)
+            self._ready.clear()
+            return outputs
+
+    def run(self) -> list[RequestOutput]:
+        """Step until nothing is left or nothing can go on without new audio; returns the terminal outputs."""
+        finals: list[RequestOutput] = []
+        while True:
+            with self._lock:
+                outputs = self.step()
+                finals += [output for output in outputs if output.finished]
+                if not outputs and not self._progressed:
+                    return finals
+
+    def _tick(self) -> None:
+        begun = time.perf_counter()
+        schedule = self._scheduler.schedule()
+        outputs: list[RequestOutput] = []
+        running = []
+        for request in schedule.running_streams:
+            if request in schedule.newly_admitted and not self._open(request, outputs):
+                continue
+            running.append(request)
+        self._progressed = bool(schedule.offline_batch or schedule.newly_admitted)
+        if schedule.offline_batch and self._offline is not None:
+            outputs += self._offline.run(schedule.offline_batch)
+        if running and self._streaming is not None:
+            streamed = self._streaming.step(running)
+            self._progressed |= streamed.progressed
+            outputs += streamed.outputs
+        self._route(outputs, self._ready)
+        self.observers.notify("oasr_step_done", outputs=outputs, seconds=time.perf_counter() - begun)
+
+    def _open(self, request: Request, outputs: list[RequestOutput]) -> bool:
+        """Give an admitted stream its state; a failure is that stream's own."""
+        if self._streaming is None:
+            raise RuntimeError("a stream was admitted by an engine without a streaming executor")
+        try:
+            self._streaming.open(request)
+        except Exception as error:
+            outputs += failed([request], "streaming_forward", error)
+            return False
+        return True
+
+    def _route(self, outputs: Sequence[RequestOutput], ready: deque[RequestOutput]) -> None:
+        """Release what has ended and hand each output to its one consumer."""
+        for output in outputs:
+            if output.finished:
+                self._release(output)
+            if output.request_id not in self._owned:
+                ready.append(output)
+            elif output.finished:
+                self._owned[output.request_id] = output
+
+    def _release(self, output: RequestOutput) -> None:
+        request = self._scheduler.find_request(output.request_id)
+        if request is None:
+            raise RuntimeError(f"a second terminal output for request {output.request_id!r}")
+        self._scheduler.finish_request(request.request_id)
+        if self._streaming is not None and request.streaming:
+            self._streaming.close(request)
+        self._closed.append(request.request_id)
+        self.observers.notify("oasr_request_finished", output=output)
+
+    # -- convenience --------------------------------------------------------------------------------------------------
+
+    def transcribe_outputs(
+        self,
+        audio: Audio | Sequence[Audio],
+        streaming: bool | None = None,
+        sample_rate: int | None = None,
+        decoding: DecodingOptions | None = None,
+    ) -> list[RequestOutput]:
+        """Transcribe one or several recordings; one output each, in input order, failed ones included."""
+        items = list(audio) if _is_batch(audio) else [audio]
+        ids: list[str] = []
+        try:
+            for item in items:
+                with self._lock:
+                    ids.append(self.add_request(item, streaming, sample_rate, decoding=decoding))
+                    self._owned[ids[-1]] = None
+            while True:
+                with self._lock:
+                    if all(self._owned[request_id] is not None for request_id in ids):
+                        return [output for request_id in ids if (output := self._owned[request_id]) is not None]
+                    self._tick()
+        finally:
+            with self._lock:
+                for request_id in ids:
+                    if self._scheduler.find_request(request_id) is not None:
+                        self.abort_request(request_id)
+                    self._owned.pop(request_id, None)
+
+    def transcribe(
+        self, audio: Audio | Sequence[Audio], streaming: bool | None = None, sample_rate: int | None = None
+    ) -> str | list[str]:
+        """Texts of one recording (a string) or several (a list); raises ``TranscriptionError`` if one fails."""
+        outputs = self.transcribe_outputs(audio, streaming, sample_rate)
+        for place, output in enumerate(outputs):
+            if output.finish_reason == "error":
+                raise TranscriptionError(f"recording {place}: {output.error_stage}: {output.error}")
+        texts = [output.text for output in outputs]
+        return texts if _is_batch(audio) else texts[0]
+
+    def transcribe_offline(
+        self, audio: Audio | Sequence[Audio], sample_rate: int | None = None
+    ) -> str | list[str]:
+        """:meth:`transcribe` through the offline path."""
+        return self.transcribe(audio, False, sample_rate)
+
+    def new_audio_buffer(self, samples: int) -> Tensor:
+        """A float32 buffer for ``samples`` samples; page-locked where the device is CUDA and the caps allow it."""
+        return self._parts.audio_buffers.allocate(samples)
+
+    def close(self) -> None:
+        """Stop serving: unfinished requests are aborted. Idempotent."""
+        with self._lock:
+            if not self._running_engine:
+                return
+            self.observers.notify("oasr_engine_stopping", engine=self)
+            for request in self._scheduler.requests():
+                self.abort_request(request.request_id)
+            self._running_engine = False
+            if self._frozen:
+                gc_freeze.release()
+
+    def __enter__(self) -> ASREngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _samples(self, audio: Audio, sample_rate: int | None) -> Tensor:
+        if isinstance(audio, (str, os.PathLike)):
+            if sample_rate is not None:
+                raise RequestRefusedError("sample_rate is read from the file; leave it unset for a path")
+            audio = load_audio(audio, sample_rate=self.sample_rate).samples
+        return self._inputs.prepare_waveform(audio, sample_rate)
+
+    def _mode(self, streaming: bool | None) -> bool:
+        """The pool of a request, or a refusal that names the reason."""
+        if streaming is None:
+            streaming = self.can_stream
+        if streaming and not self.can_stream:
+            raise RequestRefusedError(f"streaming requests are not served: {self._parts.no_streaming}")
+        if not streaming and not self.can_offline:
+            raise RequestRefusedError(f"offline requests are not served: {self._parts.no_offline}")
+        return streaming
+
+    def _new_request(
+        self, streaming: bool, priority: int, decoding: DecodingOptions | None, request_id: str | None
+    ) -> Request:
+        if not self._running_engine:
+            raise RequestRefusedError("the engine has been closed")
+        decoding = decoding or DecodingOptions()
+        self._parts.validate(decoding, "streaming" if streaming else "offline")
+        if request_id is None:
+            request_id = uuid.uuid4().hex
+        elif self._scheduler.find_request(request_id) is not None:
+            raise RequestRefusedError(f"request id {request_id!r} is in use")
+        return Request(request_id, streaming, decoding, priority)
+
+    def _admit(self, request: Request) -> None:
+        self._scheduler.add(request)
+        self.observers.notify("oasr_request_admitted", request_id=request.request_id, streaming=request.streaming)
+
+    def _refuse_too_long(self, request: Request) -> None:
+        seconds = request.num_samples / self.sample_rate
+        window = self._inputs.frontend.window_seconds
+        if window is not None and seconds > window:
+            raise AudioTooLongError(
+                f"{seconds:.1f} s of audio, the model's window is {window:.1f} s; cut it, or set long_form=True."
+            )
+        limit = self._parts.runner.encoder.max_positions
+        frames = self._parts.runner.encoder.output_frames(request.num_frames)
+        if limit is not None and frames > limit:
+            raise AudioTooLongError(
+                f"{seconds:.1f} s of audio give {frames} encoder frames, the model has positions for {limit} "
+                f"({limit * self.frame_seconds:.0f} s); cut it."
+            )
+
+    def _find(self, request_id: str) -> Request:
+        request = self._scheduler.find_request(request_id)
+        if request is None:
+            if request_id in self._closed:
+                raise StreamClosedError(f"request {request_id!r} has finished")
+            known = [other.request_id for other in self._scheduler.requests()]
+            raise UnknownRequestError(
+                f"no request {request_id!r}; {len(known)} are waiting or running.{did_you_mean(str(request_id), known)}"
+            )
+        return request
+
+
+def _is_batch(audio: Audio | Sequence[Audio]) -> bool:
+    """Whether ``audio`` is a list or tuple of recordings (a list of numbers is one recording)."""
+    if not isinstance(audio, (list, tuple)):
+        return False
+    return not audio or not isinstance(audio[0], (int, float))
+
+

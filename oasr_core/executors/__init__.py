@@ -1,0 +1,1 @@
+"""The executors drive the step: offline micro-batches and streaming cohorts."""

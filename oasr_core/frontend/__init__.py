@@ -1,0 +1,1 @@
+"""Feature frontends: waveforms to feature frames, for batches and for streams."""

@@ -1,0 +1,1 @@
+"""Graph capture behind one contract."""

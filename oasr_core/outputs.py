@@ -1,0 +1,142 @@
+"""Token-level hypotheses become texts, words, times and confidences: one place for every decode family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from oasr_core.decoding.alignment import Seconds, align_words, seconds, token_times
+from oasr_core.decoding.base import Hypotheses, Hypothesis
+from oasr_core.errors import PluginContractError
+from oasr_core.request import DecodingOptions, FinishReason, RequestOutput, Segment, WordTiming
+from oasr_core.tokenizers.base import IncrementalDecoder, Tokenizer
+
+
+class TextState:
+    """The incremental text of one stream (:meth:`OutputProcessor.open`)."""
+
+    def __init__(self, decoder: IncrementalDecoder) -> None:
+        self.decoder = decoder
+        self.text = ""
+        self.tokens: list[int] = []
+        self.frames: list[int] = []
+        self.timestamps: list[float] = []
+
+
+class OutputProcessor:
+    """Makes :class:`RequestOutput` of :class:`Hypotheses`; every list of an output belongs to that output alone."""
+
+    def __init__(self, tokenizer: Tokenizer, frame_seconds: float) -> None:
+        """``frame_seconds`` are the seconds from one encoder frame to the next."""
+        self.tokenizer = tokenizer
+        self.frame_seconds = frame_seconds
+
+    def open(self) -> TextState:
+        """Begin the text of one stream."""
+        return TextState(self.tokenizer.incremental())
+
+    def partial(self, state: TextState, request_id: str, hyps: Hypotheses, options: DecodingOptions) -> RequestOutput:
+        """The transcript so far: text, tokens and their times, score of the best hypothesis.
+
+        Only tokens that are new since the last partial are decoded, unless the hypothesis was revised. A character
+        that lacks a token is left out. Words, segments, confidence and further hypotheses come with the final.
+        """
+        best = hyps.best
+        self._advance_text(state, best.tokens)
+        self._advance_times(state, best.frames)
+        return RequestOutput(
+            request_id=request_id,
+            text=state.text,
+            tokens=[list(state.tokens)],
+            scores=[float(best.score)],
+            timestamps=list(state.timestamps) if best.frames is not None else None,
+            nbest_texts=[state.text],
+            language=hyps.language,
+            no_speech_prob=_plain(hyps.no_speech_prob),
+        )
+
+    def final(
+        self,
+        request_id: str,
+        hyps: Hypotheses,
+        options: DecodingOptions,
+        *,
+        finish_reason: FinishReason,
+        duration: float,
+    ) -> RequestOutput:
+        """The terminal output of a request whose audio lasted ``duration`` seconds; no time lies beyond that."""
+        best = hyps.best
+        nbest = hyps.nbest[: options.n_best]
+        texts = [self.tokenizer.decode(hyp.tokens) for hyp in nbest]
+        times = token_times(best.frames, self.frame_seconds, duration) if best.frames is not None else None
+        posteriors = _posteriors(best)
+        words = self._words(texts[0], best, times, posteriors) if options.word_timestamps else None
+        return RequestOutput(
+            request_id=request_id,
+            text=texts[0],
+            tokens=[[int(token) for token in hyp.tokens] for hyp in nbest],
+            scores=[float(hyp.score) for hyp in nbest],
+            finished=True,
+            is_segment_final=True,
+            segments=_segments(texts[0], times, words, duration),
+            words=words,
+            timestamps=[start for start, _ in times] if times is not None else None,
+            confidence=math.fsum(posteriors) / len(posteriors) if posteriors else None,
+            nbest_texts=texts,
+            language=hyps.language,
+            no_speech_prob=_plain(hyps.no_speech_prob),
+            finish_reason=finish_reason,
+        )
+
+    def _advance_text(self, state: TextState, tokens: Sequence[int]) -> None:
+        if tokens[: len(state.tokens)] != state.tokens:
+            state.decoder, state.text, state.tokens = self.tokenizer.incremental(), "", []
+        new = [int(token) for token in tokens[len(state.tokens) :]]
+        if new:
+            state.text += state.decoder.push(new)
+            state.tokens += new
+
+    def _advance_times(self, state: TextState, frames: Sequence[int] | None) -> None:
+        frames = frames or []
+        if frames[: len(state.frames)] != state.frames:
+            state.frames, state.timestamps = [], []
+        new = frames[len(state.frames) :]
+        state.frames += new
+        state.timestamps += [seconds(frame, self.frame_seconds) for frame in new]
+
+    def _words(
+        self, text: str, best: Hypothesis, times: Sequence[Seconds] | None, posteriors: Sequence[float] | None
+    ) -> list[WordTiming]:
+        if not best.tokens:
+            return []
+        if times is None:
+            raise PluginContractError(
+                "word_timestamps were asked for and the decode strategy gave tokens without frames; a strategy that "
+                "has none must not list 'word_timestamps' in `honours`."
+            )
+        pieces = self.tokenizer.token_pieces(best.tokens)
+        if "".join(pieces) != text:
+            name = type(self.tokenizer).__name__
+            raise PluginContractError(f"{name}.token_pieces must add up to decode: got {pieces!r} for {text!r}.")
+        # A lone part of a character decodes to U+FFFD; a stripped token (special, leading space) to nothing.
+        return align_words(text, pieces, times, posteriors, lambda i: bool(self.tokenizer.decode([best.tokens[i]])))
+
+
+def _segments(
+    text: str, times: Sequence[Seconds] | None, words: Sequence[WordTiming] | None, duration: float
+) -> list[Segment]:
+    """One segment, from the first token to the last (the whole audio where there are no times); none without text."""
+    if not text.strip():
+        return []
+    start, end = (times[0][0], times[-1][1]) if times else (0.0, duration)
+    return [Segment(text, start, end, tuple(words) if words is not None else None)]
+
+
+def _posteriors(hyp: Hypothesis) -> list[float] | None:
+    if hyp.token_log_probs is None:
+        return None
+    return [math.exp(min(log_prob, 0.0)) for log_prob in hyp.token_log_probs]
+
+
+def _plain(value: float | None) -> float | None:
+    return None if value is None else float(value)

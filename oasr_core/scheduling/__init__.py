@@ -1,0 +1,1 @@
+"""Admission control, batching policies and partition: pure host logic, no tensors."""

@@ -1,0 +1,1 @@
+"""Streaming encoder backends: they drive a step and own no memory."""

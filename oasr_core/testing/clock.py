@@ -1,0 +1,17 @@
+"""A clock that tests turn by hand."""
+
+from __future__ import annotations
+
+
+class FakeClock:
+    """Callable like ``time.monotonic``; seconds pass only through :meth:`advance`."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds

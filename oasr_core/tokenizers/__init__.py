@@ -1,0 +1,1 @@
+"""Tokenizers: unit ids to text, incrementally and whole."""

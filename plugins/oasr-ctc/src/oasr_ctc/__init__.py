@@ -1,0 +1,1 @@
+"""CTC decoding for OASR: the decode strategy ``ctc``."""

@@ -1,0 +1,154 @@
+"""The scheduler: pools, index, admission, and the age rule that no policy can break."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from oasr_core.request import DecodingOptions, Request
+from oasr_core.scheduling.options import BatchingOptions
+from oasr_core.scheduling.partition import CountPartition
+from oasr_core.scheduling.policies import BatchingPolicy, Candidate, FcfsPolicy, WindowPolicy
+from oasr_core.scheduling.scheduler import Scheduler
+from oasr_core.testing.clock import FakeClock
+
+
+def request(name: str, cost: int = 100, *, streaming: bool = False, priority: int = 0) -> Request:
+    return Request(name, streaming, DecodingOptions(), priority, num_frames=cost, cost=cost)
+
+
+def scheduler(policy: BatchingPolicy | None = None, **options) -> tuple[Scheduler, FakeClock]:
+    clock = FakeClock()
+    return Scheduler(BatchingOptions(**options), policy or FcfsPolicy(), CountPartition(), clock=clock), clock
+
+
+def names(requests: Sequence[Request]) -> list[str]:
+    return [r.request_id for r in requests]
+
+
+def test_one_offline_batch_per_step_of_at_most_max_batch_size():
+    sched, _ = scheduler(max_batch_size=2)
+    for name in "abc":
+        sched.add(request(name))
+    assert names(sched.schedule().offline_batch) == ["a", "b"]
+    assert names(sched.schedule().offline_batch) == ["c"]
+    assert sched.schedule().offline_batch == []
+
+
+def test_lower_priority_numbers_go_first_whatever_the_arrival_order():
+    sched, _ = scheduler(max_batch_size=1)
+    sched.add(request("later", priority=5))
+    sched.add(request("default", priority=0))
+    sched.add(request("urgent", priority=-1))
+    assert [names(sched.schedule().offline_batch)[0] for _ in range(3)] == ["urgent", "default", "later"]
+
+
+def test_streams_take_free_places_only():
+    sched, _ = scheduler(max_batch_size=2)
+    for name in "abc":
+        sched.add(request(name, streaming=True))
+    first = sched.schedule()
+    assert len(first.newly_admitted) == len(first.running_streams) == 2
+    assert sched.schedule().newly_admitted == []
+    sched.finish_request(first.newly_admitted[0].request_id)
+    assert len(sched.schedule().newly_admitted) == 1
+    assert sched.num_running == 2
+    assert sched.num_waiting == 0
+
+
+def test_cohort_admission_sorts_by_length_and_can_be_switched_off():
+    for sort, expected in ((True, ["long", "mid"]), (False, ["short", "long"])):
+        sched, _ = scheduler(max_batch_size=2, streaming_cohort_admit=sort)
+        for name, cost in (("short", 1), ("long", 900), ("mid", 50)):
+            sched.add(request(name, cost, streaming=True))
+        assert names(sched.schedule().newly_admitted) == expected
+
+
+def test_overdue_streams_are_admitted_first_oldest_first():
+    sched, clock = scheduler(max_batch_size=1, max_wait_time=0.2)
+    sched.add(request("old", 1, streaming=True))
+    clock.advance(0.1)
+    sched.add(request("older-but-longer", 900, streaming=True))
+    clock.advance(0.15)
+    assert names(sched.schedule().newly_admitted) == ["old"]
+
+
+class LatestFirst(BatchingPolicy):
+    """A policy that would starve the head."""
+
+    oasr_api = "1.0"
+
+    def window(self, options: BatchingOptions) -> int:
+        return 1000
+
+    def select(self, candidates: Sequence[Candidate], options: BatchingOptions) -> list[int]:
+        return list(range(len(candidates) - 1, -1, -1))[: options.max_batch_size]
+
+
+@pytest.mark.parametrize("policy", [FcfsPolicy(), WindowPolicy(), LatestFirst()])
+def test_no_policy_lets_a_request_wait_past_the_bound(policy):
+    """At load equal to capacity (4 short requests a 50 ms step, batch 4) a long one is in the next batch after 0.2 s."""
+    sched, clock = scheduler(policy, max_batch_size=4, max_wait_time=0.2)
+    sched.add(request("long", 3000))
+    served: dict[str, float] = {}
+    arrivals: dict[str, float] = {"long": 0.0}
+    for step in range(40):
+        for i in range(4):
+            name = f"s{step}-{i}"
+            arrivals[name] = clock.now
+            sched.add(request(name, 50))
+        for done in sched.schedule().offline_batch:
+            served[done.request_id] = clock.now
+            sched.finish_request(done.request_id)
+        clock.advance(0.05)
+    assert served["long"] <= 0.2 + 0.05
+    assert max(served[name] - arrivals[name] for name in served) <= 0.2 + 2 * 0.05
+
+
+def test_overdue_batch_skips_the_guards_and_fills_in_queue_order():
+    sched, clock = scheduler(WindowPolicy(), max_batch_size=3, max_batch_frames=10, max_wait_time=0.2)
+    sched.add(request("a", 1000))
+    sched.add(request("b", 5))
+    clock.advance(0.3)
+    sched.add(request("c", 7))
+    assert names(sched.schedule().offline_batch) == ["a", "b", "c"]
+
+
+def test_a_policy_that_breaks_its_contract_is_named():
+    class Wrong(FcfsPolicy):
+        def select(self, candidates, options):
+            return [99]
+
+    sched, _ = scheduler(Wrong())
+    sched.add(request("a"))
+    with pytest.raises(ValueError, match=r"batching policy Wrong chose \[99\] of 1 candidates"):
+        sched.schedule()
+
+
+def test_index_follows_a_request_through_all_pools():
+    sched, _ = scheduler()
+    one, two = request("one", streaming=True), request("two")
+    sched.add(one)
+    sched.add(two)
+    assert sched.find_request("one") is one
+    sched.schedule()
+    assert sched.find_request("one") is one
+    assert sched.find_request("two") is two  # in its batch, until it has its output
+    sched.finish_request("one")
+    sched.finish_request("two")
+    assert sched.find_request("one") is None
+    assert sched.requests() == []
+    with pytest.raises(KeyError):
+        sched.finish_request("one")
+
+
+def test_a_waiting_request_can_be_finished():
+    sched, _ = scheduler(max_batch_size=1)
+    for name in "ab":
+        sched.add(request(name))
+        sched.add(request(name + "s", streaming=True))
+    sched.finish_request("b")
+    sched.finish_request("bs")
+    assert sched.num_waiting == 2
+    assert names(sched.schedule().offline_batch) == ["a"]
