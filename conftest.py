@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# One thread per process: spinning OpenMP teams of several test processes would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parent
 
 

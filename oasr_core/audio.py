@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import operator
 import os
 import struct
@@ -19,6 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from oasr_core.errors import InvalidAudioError, MissingExtraError, StreamClosedError
 
+logger = logging.getLogger(__name__)
+
 Samples: TypeAlias = NDArray[np.float32]
 Channel: TypeAlias = int | Literal["mix"]
 
@@ -28,14 +31,16 @@ LOWEST_RATE, HIGHEST_RATE = 4000, 384000
 _BLOCK_FRAMES = 1 << 18
 # libsndfile gives lengths of this order for a file whose header leaves the length open.
 _OPEN_LENGTH = 1 << 40
-# Formats whose length libsndfile may get wrong and so lose their end: MP3 without an index, Ogg with several links.
-_LEFT_TO_AV = ("MP3", "OGG")
+# The first page of each stream in an Ogg file begins like this.
+_OGG_STREAM = b"OggS\x00\x02"
 # Length of a RIFF chunk that its writer could not know; some write half of it, or that less their headers.
 _UNKNOWN_LENGTH = 0xFFFFFFFF
 # Bytes that a WAV file may lack of what its header declares; some writers count a header among the data.
 _RIFF_SLACK = 256
 # Seconds that the sound of an MP4 file may be shorter than its index says.
 _MP4_SLACK = 0.5
+# Share of the packets of a stream that may be damaged.
+_DAMAGED_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,8 @@ def load_audio(
 ) -> Audio:
     """Decode one channel of an audio or video file.
 
-    ``source`` is a path or a binary file object (read from where it stands to its end). soundfile reads WAV, FLAC, AIFF
-    and the like; PyAV the rest (MP3, Ogg, m4a, webm, video, ...), from it the sound track that FFmpeg ranks first.
+    ``source`` is a path or a binary file object (read from where it stands to its end). soundfile reads WAV, FLAC, Ogg,
+    AIFF and the like; PyAV the rest (MP3, m4a, webm, video, ...), from it the sound track that FFmpeg ranks first.
     ``channel`` is counted from 0; the default is the first, as in WeNet. ``"mix"`` is the mean of all channels, which
     suits one voice recorded by several microphones and not two voices on two channels. With ``sample_rate`` in Hz the
     result is resampled.
@@ -167,14 +172,15 @@ def _opener(source: str | os.PathLike[str] | BinaryIO) -> tuple[str, Callable[[]
     name = repr(path)
     try:
         with open(path, "rb") as file:
-            if not file.read(1):
+            piped = None if file.seekable() else file.read()
+            if piped == b"" or (piped is None and not file.read(1)):
                 raise InvalidAudioError(f"{name} is empty (0 bytes); record or download it again")
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         if isinstance(error, InvalidAudioError):
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidAudioError(f"audio file {name} cannot be opened: {reason}; check the path") from error
-    return name, lambda: open(path, "rb")
+    return name, lambda: open(path, "rb") if piped is None else io.BytesIO(piped)
 
 
 class _NotReadError(Exception):
@@ -206,24 +212,34 @@ def _decode_soundfile(name: str, file: BinaryIO, channel: Channel) -> Audio:
     missing = _missing_riff_bytes(file)
     if missing > _RIFF_SLACK:
         raise _truncated(name, f"its header declares {missing} bytes of samples more than there are")
+    chained = _is_ogg_chain(file)
     file.seek(0)
-    try:
-        with soundfile.SoundFile(file) as sound:
-            if sound.format in _LEFT_TO_AV:
-                raise _NotReadError(f"{sound.format} is left to PyAV")
-            rate = check_sample_rate(sound.samplerate)
-            _check_channel(name, channel, sound.channels)
-            pieces = []
+    with _open_soundfile(soundfile, file) as sound:
+        # libsndfile would lose their end: it guesses the length of an MP3 file without an index from the bit rate, and
+        # reads the first link of an Ogg chain.
+        if chained or sound.format == "MP3":
+            raise _NotReadError(f"{sound.format} of this kind is left to PyAV")
+        rate = check_sample_rate(sound.samplerate)
+        _check_channel(name, channel, sound.channels)
+        pieces = []
+        try:
             while len(block := sound.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
                 pieces.append(_pick(block.T, channel))
-            samples = _concatenate(pieces)
-            if len(samples) < sound.frames < _OPEN_LENGTH:
-                raise _truncated(name, f"{len(samples)} of {sound.frames} samples can be read")
+        except soundfile.LibsndfileError as error:
+            raise _truncated(name, f"reading stops with {error.error_string.strip(' .')!r}") from error
+        samples = _concatenate(pieces)
+        if len(samples) < sound.frames < _OPEN_LENGTH:
+            raise _truncated(name, f"{len(samples)} of {sound.frames} samples can be read")
+    return Audio(samples, rate)
+
+
+def _open_soundfile(soundfile: Any, file: BinaryIO) -> Any:
+    try:
+        return soundfile.SoundFile(file)
     except soundfile.LibsndfileError as error:
         raise _NotReadError(error.error_string.strip(" .")) from error
     except TypeError as error:  # for the suffix .raw soundfile wants to be told the format of the samples
         raise _NotReadError("headerless samples") from error
-    return Audio(samples, rate)
 
 
 def _decode_av(av: Any, name: str, file: BinaryIO, channel: Channel) -> Audio:
@@ -235,17 +251,34 @@ def _decode_av(av: Any, name: str, file: BinaryIO, channel: Channel) -> Audio:
             raise InvalidAudioError(f"{name} has no audio stream, only {kinds}; give a file with sound")
         pieces = []
         rate = stream.rate
-        for frame in _planar_frames(av, container.decode(stream)):
+        for frame in _planar_frames(av, _decoded_frames(av, name, container, stream)):
             rate = frame.sample_rate
             planes = frame.to_ndarray()
             _check_channel(name, channel, len(planes))
             pieces.append(_pick(planes, channel))
-        samples = _concatenate(pieces)
+        samples, rate = _concatenate(pieces), check_sample_rate(rate)
         if "mp4" in container.format.name and stream.duration is not None:
             declared = float(stream.duration * stream.time_base)
             if len(samples) / rate < declared - _MP4_SLACK:
                 raise _truncated(name, f"{len(samples) / rate:.2f} of {declared:.2f} seconds can be read")
-    return Audio(samples, check_sample_rate(rate))
+    return Audio(samples, rate)
+
+
+def _decoded_frames(av: Any, name: str, container: Any, stream: Any) -> Iterator[Any]:
+    """The stream's frames; a damaged packet is skipped, as players do, unless many are."""
+    packets = damaged = 0
+    for packet in container.demux(stream):
+        packets += 1
+        try:
+            frames = packet.decode()
+        except av.InvalidDataError:
+            damaged += 1
+        else:
+            yield from frames
+    if damaged > _DAMAGED_SHARE * packets:
+        raise InvalidAudioError(f"{name} is damaged: {damaged} of {packets} packets cannot be decoded; get it again")
+    if damaged:
+        logger.warning("%s: %d damaged packets of %d were skipped, the sound in them is lost", name, damaged, packets)
 
 
 def _planar_frames(av: Any, frames: Iterator[Any]) -> Iterator[Any]:
@@ -253,7 +286,7 @@ def _planar_frames(av: Any, frames: Iterator[Any]) -> Iterator[Any]:
     converter = av.AudioResampler(format="fltp")
     for frame in frames:
         yield from converter.resample(frame)
-    yield from filter(None, converter.resample(None))  # a converter with nothing to do gives the None back
+    yield from iter(())  # a converter with nothing to do gives the None back
 
 
 def _check_channel(name: str, channel: Channel, channels: int) -> None:
@@ -274,7 +307,9 @@ def _concatenate(pieces: list[Samples]) -> Samples:
 
 
 def _truncated(name: str, what: str) -> InvalidAudioError:
-    return InvalidAudioError(f"{name} is truncated: {what}; get the whole file, or write what is left to a new one")
+    return InvalidAudioError(
+        f"{name} is truncated or damaged: {what}; get the whole file, or write what is left to a new one"
+    )
 
 
 def _missing_riff_bytes(file: BinaryIO) -> int:
@@ -299,3 +334,12 @@ def _missing_riff_bytes(file: BinaryIO) -> int:
         position += length + length % 2
         file.seek(position)
     return 0
+
+
+def _is_ogg_chain(file: BinaryIO) -> bool:
+    """Whether this is an Ogg file with more than one stream, one after another or side by side."""
+    file.seek(0)
+    if file.read(4) != _OGG_STREAM[:4]:
+        return False
+    file.seek(0)
+    return file.read().count(_OGG_STREAM) > 1

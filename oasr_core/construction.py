@@ -22,6 +22,8 @@ from oasr_core.executors.streaming import StreamingExecutor
 from oasr_core.frontend.base import FeatureFrontend
 from oasr_core.frontend.input import InputProcessor
 from oasr_core.frontend.pinned import AudioBuffers
+from oasr_core.graphs.backends import EagerBackend, GraphBackend
+from oasr_core.graphs.options import GraphOptions
 from oasr_core.model_runner import ModelRunner
 from oasr_core.models.base import BaseAsrModel
 from oasr_core.outputs import OutputProcessor
@@ -107,7 +109,7 @@ class EngineParts:
             "dtype": str(self.dtype).removeprefix("torch."),
             "sample_rate": self.inputs.frontend.sample_rate,
             "vocab_size": self.runner.model.vocab_size,
-            "parameters": sum(parameter.numel() for parameter in self.runner.model.parameters()),
+            "parameters": sum(self.bundle.state_dict[name].numel() for name in self.load_report.mapped),
             "decode_method": self.config.decode_method,
             "modes": [name for name, part in (("offline", self.offline), ("streaming", self.streaming)) if part],
             "streaming_kind": encoder.streaming_kind,
@@ -136,7 +138,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     model.eval().requires_grad_(False).to(dtype).to(device)
     model.prepare()
     strategy = strategy_cls(DecodeContext(model, tokenizer, options))
-    runner = ModelRunner(model, strategy.consumes, device, dtype)
+    runner = ModelRunner(model, strategy.consumes, build_graphs(config.options(GraphOptions), device), device, dtype)
     inputs = InputProcessor(frontend, device)
     frame_seconds = frontend.frame_seconds * model.encoder.subsampling_rate
     outputs = OutputProcessor(tokenizer, frame_seconds)
@@ -210,6 +212,16 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     dtype = torch.bfloat16 if native else torch.float32
     logger.info("dtype=auto: %s on %s", dtype, device)
     return dtype
+
+
+def build_graphs(options: GraphOptions, device: torch.device) -> GraphBackend:
+    """``auto`` runs eagerly everywhere; on CUDA, where graphs would be wanted, that is said."""
+    if options.graph_backend != "auto":
+        named: GraphBackend = registry("graph_backends").get(options.graph_backend)()
+        return named
+    if device.type == "cuda" and options.use_cuda_graphs:
+        logger.warning("use_cuda_graphs: this version captures no CUDA graphs; every forward runs eagerly")
+    return EagerBackend()
 
 
 def build_frontend(config: EngineConfig, bundle: CheckpointBundle) -> FeatureFrontend:

@@ -13,6 +13,7 @@ from oasr_core.cache.sizing import CacheConfig, available_on_cpu, available_on_c
 from oasr_core.cache.store import StreamStateStore
 from oasr_core.decoding.base import Consumes
 from oasr_core.errors import ConfigError
+from oasr_core.graphs.backends import GraphBackend
 from oasr_core.models.base import BaseAsrModel, ChunkGeometry, EncoderBatch, EncoderOutput, PagedKV, Slot
 from oasr_core.registry import registry
 from oasr_core.streaming.base import StreamChunk, StreamingEncoderBackend
@@ -27,8 +28,11 @@ Tap = Callable[[str, int, Tensor], None]
 class ModelRunner:
     """Runs the offline and the streaming forward and gives a strategy what it consumes."""
 
-    def __init__(self, model: BaseAsrModel, consumes: Consumes, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: BaseAsrModel, consumes: Consumes, graphs: GraphBackend, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.model = model
+        self._graphs = graphs
         self.encoder = model.encoder
         self.device = device
         self.dtype = dtype
@@ -86,14 +90,16 @@ class ModelRunner:
             torch.tensor(lengths, dtype=torch.int64).to(self.device, non_blocking=True),
             packed=packed,
         )
-        return self._head(self.encoder.encode(batch))
+        key = ("offline", tuple(features.shape), packed)
+        return self._graphs.run(key, lambda: self._head(self.encoder.encode(batch)))
 
     @torch.inference_mode()
     def forward_streaming(self, chunks: Sequence[StreamChunk]) -> EncoderOutput:
         """One step of a cohort."""
         if self.backend is None:
             raise ConfigError("this engine was built without a streaming backend (service_mode='offline')")
-        return self._head(self.backend.forward_step(chunks))
+        backend = self.backend
+        return self._graphs.run(("streaming", len(chunks)), lambda: self._head(backend.forward_step(chunks)))
 
     def observe(self, request_ids: Sequence[str], offsets: Sequence[int], out: EncoderOutput) -> None:
         """Show every row's valid frames to the tap."""

@@ -17,7 +17,7 @@ from oasr_core._plugins.axes import AXES, CORE_DISTRIBUTION
 from oasr_core._plugins.catalogue import Entry, catalogue
 from oasr_core._plugins.registry import REGISTRIES, Registry
 from oasr_core._plugins.settings import canonical, current_settings
-from oasr_core.errors import PluginError, did_you_mean
+from oasr_core.errors import PluginConflictError, PluginError, did_you_mean
 from oasr_core.hooks import Observers
 
 #: A distribution as importlib_metadata finds it (its declared type differs between versions).
@@ -89,7 +89,7 @@ def conflicting(registry: Registry[Any]) -> dict[str, str]:
     for name in registry.names():
         try:
             registry.find(name)
-        except PluginError as error:
+        except PluginConflictError as error:
             conflicts[name] = str(error)
     return conflicts
 
@@ -124,9 +124,9 @@ def _readable(distribution: Distribution) -> bool:
         return False
 
 
-def _oasr_points(distribution: Distribution) -> list[str]:
-    groups = (point.group for point in distribution.entry_points)
-    return [group for group in groups if group == "oasr" or group.startswith("oasr.")]
+def _oasr_points(distribution: Distribution) -> list[tuple[str, str, str]]:
+    points = sorted((point.group, point.name, point.value) for point in distribution.entry_points)
+    return [point for point in points if point[0] == "oasr" or point[0].startswith("oasr.")]
 
 
 def _requires_core(distribution: Distribution) -> Iterator[Requirement]:
@@ -148,7 +148,8 @@ def _duplicates(distributions: Iterable[Distribution]) -> Iterator[Finding]:
         copies[canonical(distribution.name)].setdefault(_folder(distribution), distribution)
     for name, found in sorted(copies.items()):
         ours = name == CORE_DISTRIBUTION or any(_oasr_points(d) or list(_requires_core(d)) for d in found.values())
-        if len(found) < 2 or not ours:
+        # A build leaves a second, equal folder beside the sources; only copies that differ can mislead.
+        if not ours or len({(d.version, tuple(_oasr_points(d))) for d in found.values()}) < 2:
             continue
         listing = "; ".join(
             f"{folder} (version {d.version}, {len(_oasr_points(d))} oasr entry points)" for folder, d in found.items()

@@ -78,12 +78,12 @@ class Registry(Generic[T]):
         Raises ``UnknownPluginError``, ``PluginConflictError``, ``PluginLoadError`` (cause chained),
         ``PluginVersionError``, ``PluginContractError``, or, in strict mode, ``PluginSelectionError``.
         """
+        if self.axis.name != "commands":  # `oasr plugins doctor` explains the lists and must run with wrong ones
+            report_unmatched()
         return self._object(self.find(name))
 
     def find(self, name: str) -> Entry:
         """The one claim that :meth:`get` would resolve; nothing is imported."""
-        if self.axis.name != "commands":  # `oasr plugins doctor` explains the lists and must run with wrong ones
-            report_unmatched()
         owner, _, key = name.rpartition(":")
         claims = [entry for entry in self.entries() if entry.name == key]
         usable = [entry for entry in claims if self.refusal(entry) is None]
@@ -159,8 +159,8 @@ class Registry(Generic[T]):
 
         Keys: axis, name, distribution, version, api, entry_point, source, summary, options, request_options.
         """
+        obj = self.get(name)
         entry = self.find(name)
-        obj = self._object(entry)
         contract = import_contract(self.axis.contract) if self.axis.contract else None
         return {
             "axis": entry.axis,
@@ -181,7 +181,7 @@ class Registry(Generic[T]):
         contract = import_contract(self.axis.parts[part])
         if not isinstance(obj, contract):
             raise PluginContractError(
-                f"{entry.path} of {entry.owner}: its {part} is a {type(obj).__qualname__}, which is no subclass of "
+                f"{entry.path} of {entry.owner}: its {part} is a {type(obj).__name__}, which is no subclass of "
                 f"{contract.__module__}.{contract.__qualname__}."
             )
         check_class(type(obj), contract, f"{entry.path} of {entry.owner}, {part}")

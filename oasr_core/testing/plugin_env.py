@@ -61,8 +61,8 @@ class PluginEnv:
         """Write one distribution; returns its ``.dist-info`` folder.
 
         ``entry_points`` maps group -> name -> ``"module:object"`` (``None``: no such file); ``modules`` maps a dotted
-        module name, or a path ending in ``.py``, to source. ``site`` is the folder on the path that it goes to, put in front
-        of the others where ``first``; ``record`` writes the list of installed files.
+        module name, or a path ending in ``.py``, to source. ``site`` is the folder on the path that it goes to, before
+        the others where ``first``; ``record`` writes the list of installed files.
         """
         folder = self._site(site, first)
         files = [self._write(folder, module, source) for module, source in (modules or {}).items()]

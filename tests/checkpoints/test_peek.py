@@ -83,7 +83,11 @@ def test_the_weights_of_a_training_checkpoint_are_found(tmp_path, where):
 
 
 def test_safetensors_are_described(tmp_path):
-    weights = {"a": torch.zeros(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16), "c": torch.zeros((), dtype=torch.int64)}
+    weights = {
+        "a": torch.zeros(2, 3),
+        "b": torch.zeros(4, dtype=torch.bfloat16),
+        "c": torch.zeros((), dtype=torch.int64),
+    }
     save_file(weights, tmp_path / "w.safetensors", metadata={"format": "pt"})
     assert CheckpointPeek(tmp_path).tensors("w.safetensors") == described(weights)
 
@@ -210,9 +214,9 @@ def test_malformed_safetensors_headers_are_refused(tmp_path, header):
 def test_headers_are_bounded(tmp_path):
     path = tmp_path / "w.safetensors"
     with path.open("wb") as file:
-        file.write((2**40).to_bytes(8, "little") + b"{")
-        file.truncate(2**41)
-    with pytest.raises(CheckpointError, match="announces a header of 1099511627776 bytes"):
+        file.write((100 * 2**20).to_bytes(8, "little") + b"{")
+        file.truncate(200 * 2**20)
+    with pytest.raises(CheckpointError, match="announces a header of 104857600 bytes"):
         CheckpointPeek(tmp_path).tensors(path.name)
     with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb/data.pkl", b"\0" * (65 * 2**20))
@@ -235,7 +239,12 @@ def directory(tmp_path):
 
 
 def test_files_are_listed_without_hidden_ones(directory):
-    assert CheckpointPeek(directory).files() == ("train.yaml", "units.txt", "data/lang/tokens.txt", "data/lang/units.txt")
+    assert CheckpointPeek(directory).files() == (
+        "train.yaml",
+        "units.txt",
+        "data/lang/tokens.txt",
+        "data/lang/units.txt",
+    )
     assert CheckpointPeek(directory / "units.txt").files() == ("units.txt",)
 
 
@@ -270,7 +279,7 @@ def test_a_name_that_is_listed_is_read_as_it_stands(directory):
 def test_names_that_leave_the_directory_are_refused(directory, name):
     peek = CheckpointPeek(directory)
     assert not peek.exists(name)
-    with pytest.raises(CheckpointError, match="outside of the checkpoint|names no file|is not in"):
+    with pytest.raises(CheckpointError, match=r"outside of the checkpoint|names no file|is not in"):
         peek.resolve_inside(name)
     with pytest.raises(CheckpointError):
         peek.text(name)

@@ -140,7 +140,7 @@ def test_a_flag_mapping_extends_the_files(tmp_path: Path):
 def test_show_lists_every_field_with_its_origin(tmp_path: Path):
     file = written(tmp_path / "c.yaml", "max_batch_size: 4\nchunk_size: 8\ndevice: cpu\n")
     document = shown("--config", str(file), "--set", "chunk_size=32")
-    assert list(document)[0] == "ckpt_dir"
+    assert next(iter(document)) == "ckpt_dir"
     assert set(document) == set(EngineConfig.model_fields)
     assert document["max_batch_size"] == {"value": 4, "origin": "file"}
     assert document["chunk_size"] == {"value": 32, "origin": "flag"}

@@ -130,9 +130,7 @@ def test_streams_of_different_age_share_one_call(speech_like, monkeypatch):
         processor.extract_streaming_batch(active)
         assert len(calls) - before <= 1
     for stream, waveform in zip(streams, waveforms, strict=True):
-        torch.testing.assert_close(
-            stream.window(stream.frames_ready), offline(processor, waveform), rtol=0, atol=2e-5
-        )
+        torch.testing.assert_close(stream.window(stream.frames_ready), offline(processor, waveform), rtol=0, atol=2e-5)
 
 
 def test_nothing_pending_is_no_call(monkeypatch):

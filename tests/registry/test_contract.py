@@ -154,7 +154,7 @@ def test_axes_without_a_contract_check_the_version_alone():
 
 
 def signature_cases():
-    """Overrides of ``decode(self, ids)`` and ``convert(self, peek, *, checkpoint_name=None)``: refused with, or None."""
+    """Overrides of ``decode(self, ids)`` and what they are refused with, ``None`` where they are fine."""
     return [
         (lambda self, ids: "", None),
         (lambda self, ids, extra=1: "", None),

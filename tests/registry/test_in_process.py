@@ -132,7 +132,9 @@ def test_names_that_could_not_be_asked_for_are_refused(tokenizers, name):
 
 
 def test_unknown_name_lists_owners_nearest_and_what_to_install(tokenizers):
-    with pytest.raises(UnknownPluginError, match=r"symbol_table \(oasr-core\).*Did you mean 'symbol_table'\?") as caught:
+    with pytest.raises(
+        UnknownPluginError, match=r"symbol_table \(oasr-core\).*Did you mean 'symbol_table'\?"
+    ) as caught:
         tokenizers.get("symbol_tabel")
     assert isinstance(caught.value, KeyError)
     with pytest.raises(UnknownPluginError, match=r"comes from oasr-core"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from typing import cast
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -112,5 +113,4 @@ class DecoderScorer:
             raise RequestRefusedError(
                 "conformer: this checkpoint has no right-to-left decoder (decoder 'transformer'); use reverse_weight 0."
             )
-        with torch.inference_mode():
-            return decoder(hidden, lengths, hyps)
+        return cast(Tensor, decoder(hidden, lengths, hyps))

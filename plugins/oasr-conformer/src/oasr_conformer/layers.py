@@ -25,8 +25,9 @@ class FeedForward(nn.Module):
 
     def fold(self, scale: float) -> None:
         """Fold the factor of the residual sum into the second layer."""
-        self.w_2.weight.data.mul_(scale)
-        self.w_2.bias.data.mul_(scale)
+        # Not in place: the weights may be shared with the checkpoint or mapped from its file.
+        self.w_2.weight = nn.Parameter(self.w_2.weight.detach() * scale, requires_grad=False)
+        self.w_2.bias = nn.Parameter(self.w_2.bias.detach() * scale, requires_grad=False)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """``residual + feed_forward(x)``."""

@@ -75,12 +75,12 @@ class ConformerModel(BaseAsrModel):
         """Number of output units."""
         return self.config.vocab_size
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def prepare(self) -> None:
         """Fold, fuse and pack; from here on the weights no longer carry the checkpoint's names."""
         if self._prepared:
             return
-        self.eval()
+        self.eval().requires_grad_(False)
         self.encoder.fold()
         pack_modules(self)
         self._prepared = True
