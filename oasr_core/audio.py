@@ -286,7 +286,7 @@ def _planar_frames(av: Any, frames: Iterator[Any]) -> Iterator[Any]:
     converter = av.AudioResampler(format="fltp")
     for frame in frames:
         yield from converter.resample(frame)
-    yield from iter(())  # a converter with nothing to do gives the None back
+    yield from filter(None, converter.resample(None))  # a converter with nothing to do gives the None back
 
 
 def _check_channel(name: str, channel: Channel, channels: int) -> None:

@@ -41,8 +41,12 @@ class RuntimeOptions(BaseModel):
     """Where and in which precision the engine runs, and which requests it takes."""
 
     device: str = Field("auto", description="auto (CUDA where there is one, else CPU), cpu, cuda, cuda:N.")
-    dtype: str = Field("auto", description="auto (bf16 where the device has matrix units for it), float32, bfloat16, float16.")
-    quantization: str | dict[str, Any] | None = Field(None, description="Quantization scheme; None follows the checkpoint.")
+    dtype: str = Field(
+        "auto", description="auto (bf16 where the device has matrix units for it), float32, bfloat16, float16."
+    )
+    quantization: str | dict[str, Any] | None = Field(
+        None, description="Quantization scheme; None follows the checkpoint."
+    )
     service_mode: ServiceMode = Field("mixed", description="mixed serves both pools; streaming and offline pin one.")
 
     @field_validator("device", mode="before")

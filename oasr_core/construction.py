@@ -27,7 +27,7 @@ from oasr_core.graphs.options import GraphOptions
 from oasr_core.model_runner import ModelRunner
 from oasr_core.models.base import BaseAsrModel
 from oasr_core.outputs import OutputProcessor
-from oasr_core.registry import registry
+from oasr_core.registry import active_plugins, registry
 from oasr_core.request import DecodingOptions
 from oasr_core.scheduling.options import BatchingOptions
 from oasr_core.scheduling.partition import partition_name
@@ -51,6 +51,7 @@ class EngineParts:
     origins: dict[str, Origin]
     bundle: CheckpointBundle
     load_report: LoadReport
+    parameters: int
     device: torch.device
     dtype: torch.dtype
     inputs: InputProcessor
@@ -109,7 +110,7 @@ class EngineParts:
             "dtype": str(self.dtype).removeprefix("torch."),
             "sample_rate": self.inputs.frontend.sample_rate,
             "vocab_size": self.runner.model.vocab_size,
-            "parameters": sum(self.bundle.state_dict[name].numel() for name in self.load_report.mapped),
+            "parameters": self.parameters,
             "decode_method": self.config.decode_method,
             "modes": [name for name, part in (("offline", self.offline), ("streaming", self.streaming)) if part],
             "streaming_kind": encoder.streaming_kind,
@@ -134,7 +135,10 @@ def build_parts(config: EngineConfig) -> EngineParts:
     strategy_cls = registry("decode_strategies").get(config.decode_method)
     options = parse_options(strategy_cls.options_cls, config.decode_options, f"decode_method {config.decode_method!r}")
     model, report = load_model(bundle)
+    registry("models").check_part(bundle.architecture, "encoder", model.encoder)
     _check_interfaces(model, strategy_cls, config.decode_method)
+    parameters = sum(bundle.state_dict[name].numel() for name in report.mapped)
+    bundle.state_dict = {}  # the model has its own copy after the cast
     model.eval().requires_grad_(False).to(dtype).to(device)
     model.prepare()
     strategy = strategy_cls(DecodeContext(model, tokenizer, options))
@@ -161,10 +165,12 @@ def build_parts(config: EngineConfig) -> EngineParts:
         device, frontend.sample_rate, config.max_pinned_audio_seconds, config.max_pinned_audio_total_seconds
     )
     parts = EngineParts(
-        config, origins, bundle, report, device, dtype, inputs, runner, strategy, tokenizer, outputs, scheduler,
+        config, origins, bundle, report, parameters, device, dtype, inputs, runner, strategy, tokenizer, outputs, scheduler,
         offline, streaming, buffers, no_streaming, no_offline,
     )  # fmt: skip
     logger.info("engine: %s", parts.describe())
+    for plugin in active_plugins():
+        logger.info("plugin: %s", plugin)
     return parts
 
 
@@ -238,7 +244,9 @@ def build_frontend(config: EngineConfig, bundle: CheckpointBundle) -> FeatureFro
     ]
     if changed:
         logger.warning("feature_config overrides the features that the model was trained on: %s", "; ".join(changed))
-    return frontend_cls(parse_options(frontend_cls.options_cls, given.model_dump(), "feature_config"), config.audio_scale)
+    return frontend_cls(
+        parse_options(frontend_cls.options_cls, given.model_dump(), "feature_config"), config.audio_scale
+    )
 
 
 def build_tokenizer(config: EngineConfig, bundle: CheckpointBundle) -> Tokenizer:
@@ -272,7 +280,8 @@ def _check_interfaces(model: BaseAsrModel, strategy: type[DecodeStrategy], metho
     missing = [name for name in strategy.requires if name not in model.interfaces]
     if missing:
         raise ConfigError(
-            f"decode_method={method!r} requires the interface {', '.join(missing)}, which {type(model).__name__} does not "
+            f"decode_method={method!r} requires the interface {', '.join(missing)}, which "
+            f"{type(model).__name__} does not "
             f"offer; it offers: {', '.join(model.interfaces) or 'none'}."
         )
 
@@ -280,7 +289,9 @@ def _check_interfaces(model: BaseAsrModel, strategy: type[DecodeStrategy], metho
 def _refusals(
     config: EngineConfig, model: BaseAsrModel, frontend: FeatureFrontend, strategy: DecodeStrategy
 ) -> tuple[str, str]:
-    """Why streaming and offline are not served; empty where they are. A pinned mode that cannot be served is an error."""
+    """Why streaming and offline are not served; empty where they are. A pinned mode that cannot be served is an
+    error.
+    """
     no_streaming = no_offline = ""
     if model.encoder.streaming_kind == "none":
         no_streaming = f"{type(model.encoder).__name__} with these weights is offline only"

@@ -10,7 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -168,7 +168,9 @@ class ASREngine:
         decoding: DecodingOptions | None = None,
         request_id: str | None = None,
     ) -> str:
-        """Open a stream that :meth:`feed_chunk` fills; pieces of another ``sample_rate`` are resampled with carried state."""
+        """Open a stream that :meth:`feed_chunk` fills; pieces of another ``sample_rate`` are resampled with
+        carried state.
+        """
         with self._lock:
             request = self._new_request(self._mode(True), priority, decoding, request_id)
             if sample_rate is not None and sample_rate != self.sample_rate:
@@ -198,7 +200,9 @@ class ASREngine:
             request.audio_final = is_last
 
     def abort_request(self, request_id: str) -> None:
-        """End a request now; its one terminal output says ``abort``. Raises ``UnknownRequestError`` for an unknown id."""
+        """End a request now; its one terminal output says ``abort``. Raises ``UnknownRequestError`` for an
+        unknown id.
+        """
         with self._lock:
             request = self._find(request_id)
             self._route([RequestOutput(request.request_id, finished=True, finish_reason="abort")], self._ready)
@@ -206,7 +210,9 @@ class ASREngine:
     # -- the step loop ----------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """One tick: admit, one offline batch, one step of every stream. Returns partials and finals nobody else owns."""
+        """One tick: admit, one offline batch, one step of every stream. Returns partials and finals nobody else
+        owns.
+        """
         with self._lock:
             self._tick()
             outputs = list(self._ready)
@@ -283,7 +289,7 @@ class ASREngine:
         decoding: DecodingOptions | None = None,
     ) -> list[RequestOutput]:
         """Transcribe one or several recordings; one output each, in input order, failed ones included."""
-        items = list(audio) if _is_batch(audio) else [audio]
+        items, _ = _recordings(audio)
         ids: list[str] = []
         try:
             for item in items:
@@ -311,11 +317,9 @@ class ASREngine:
             if output.finish_reason == "error":
                 raise TranscriptionError(f"recording {place}: {output.error_stage}: {output.error}")
         texts = [output.text for output in outputs]
-        return texts if _is_batch(audio) else texts[0]
+        return texts if _recordings(audio)[1] else texts[0]
 
-    def transcribe_offline(
-        self, audio: Audio | Sequence[Audio], sample_rate: int | None = None
-    ) -> str | list[str]:
+    def transcribe_offline(self, audio: Audio | Sequence[Audio], sample_rate: int | None = None) -> str | list[str]:
         """:meth:`transcribe` through the offline path."""
         return self.transcribe(audio, False, sample_rate)
 
@@ -406,10 +410,8 @@ class ASREngine:
         return request
 
 
-def _is_batch(audio: Audio | Sequence[Audio]) -> bool:
-    """Whether ``audio`` is a list or tuple of recordings (a list of numbers is one recording)."""
-    if not isinstance(audio, (list, tuple)):
-        return False
-    return not audio or not isinstance(audio[0], (int, float))
-
-
+def _recordings(audio: Audio | Sequence[Audio]) -> tuple[list[Audio], bool]:
+    """The recordings, and whether several were given: a list or tuple holds recordings unless it holds numbers."""
+    if isinstance(audio, (list, tuple)) and not (audio and isinstance(audio[0], (int, float))):
+        return list(audio), True
+    return [cast("Audio", audio)], False

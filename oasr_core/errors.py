@@ -45,7 +45,7 @@ class StreamClosedError(UnknownRequestError):
     """Audio was fed to a stream after its last piece."""
 
 
-class CachePoolExhausted(OasrError, RuntimeError):
+class CachePoolExhausted(OasrError, RuntimeError):  # noqa: N818 - the name of the condition
     """No free block is left in the paged KV pool."""
 
 

@@ -98,8 +98,8 @@ class Request:
     """A request inside the engine; tensors are held, never touched, by the layers that know no torch.
 
     ``audio`` is the canonical waveform of an offline request; a stream's samples wait in ``audio_chunks`` until the
-    step takes them. ``num_samples`` counts samples at the model's rate, ``num_frames`` the feature frames that they give, ``cost``
-    what batching compares (the window of a fixed-window frontend, else ``num_frames``).
+    step takes them. ``num_samples`` counts samples at the model's rate, ``num_frames`` the feature frames that they
+    give, ``cost`` what batching compares (the window of a fixed-window frontend, else ``num_frames``).
     """
 
     request_id: str
@@ -123,4 +123,6 @@ class Request:
     @property
     def has_pending_audio(self) -> bool:
         """Whether queued audio, or the end of the audio, has not reached the features yet."""
-        return bool(self.audio_chunks) or (self.audio_final and self.features is not None and not self.features.finished)
+        return bool(self.audio_chunks) or (
+            self.audio_final and self.features is not None and not self.features.finished
+        )

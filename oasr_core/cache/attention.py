@@ -2,8 +2,9 @@
 
 A stream's history is a ring of ``blocks_per_seq`` blocks: position ``p`` lies in ring slot ``p % capacity``, block
 ``table[row, slot // block_frames]``. As positions are part of the keys, the order of keys does not matter, so a ring
-needs no shifting: eviction is a mask. Blocks are handed out at their *home* where it is free (it is, unless a test takes it),
-which makes a stream's ring one contiguous stretch that attention reads in place; any other table is gathered.
+needs no shifting: eviction is a mask. Blocks are handed out at their *home* where it is free (it is, unless a test
+takes it), which makes a stream's ring one contiguous stretch that attention reads in place; any other table is
+gathered.
 """
 
 from __future__ import annotations
@@ -109,11 +110,15 @@ class PagedAttentionCache:
         pages = slots // config.block_frames
         missing = valid & (self._table[row[:, None], pages] < 0)
         if missing.any():
-            wanted = np.unique(np.stack([np.broadcast_to(row[:, None], pages.shape)[missing], pages[missing]], 1), axis=0)
+            wanted = np.unique(
+                np.stack([np.broadcast_to(row[:, None], pages.shape)[missing], pages[missing]], 1), axis=0
+            )
             self._take(wanted[:, 0], wanted[:, 1])
         blocks = np.where(valid, self._table[row[:, None], pages], config.num_blocks)
         flat = blocks * config.block_frames + slots % config.block_frames
-        return PagedCohort(self, rows, torch.from_numpy(flat.reshape(-1)).to(self._device), self._plan(row, offsets, counts))
+        return PagedCohort(
+            self, rows, torch.from_numpy(flat.reshape(-1)).to(self._device), self._plan(row, offsets, counts)
+        )
 
     def _take(self, rows: IntArray, pages: IntArray) -> None:
         blocks = self.pool.allocate(self._home[rows, pages].tolist())
@@ -216,9 +221,7 @@ class PagedCohort:
             keys, values = (pool[layer].view(shape)[plan.gather] for pool in (cache._keys, cache._values))
             bias = cache._bias[layer][:, plan.gather].transpose(0, 1) if with_bias and cache._bias is not None else None
         else:
-            keys, values = (
-                self._pick(cache.rings(pool, layer)[:, :count]) for pool in (cache._keys, cache._values)
-            )
+            keys, values = (self._pick(cache.rings(pool, layer)[:, :count]) for pool in (cache._keys, cache._values))
             bias = self._pick(cache.bias_rings(layer)[..., :count]) if with_bias else None
         return keys.transpose(1, 2), values.transpose(1, 2), key_mask(bias, plan.visible)
 

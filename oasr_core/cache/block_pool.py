@@ -11,9 +11,9 @@ from oasr_core.errors import CachePoolExhausted
 class BlockPool:
     """Hands out block ids.
 
-    A caller may name the block it would like best (its *home*), which keeps a stream's history contiguous in memory so that
-    the CPU can attend over it in place; where that block is taken, the lowest free one is given. ``scratch`` blocks past
-    the end of the pool are never handed out.
+    A caller may name the block it would like best (its *home*), which keeps a stream's history contiguous in memory
+    so that the CPU can attend over it in place; where that block is taken, the lowest free one is given. ``scratch``
+    blocks past the end of the pool are never handed out.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -39,7 +39,8 @@ class BlockPool:
         with self._lock:
             if len(preferred) > len(self._free):
                 raise CachePoolExhausted(
-                    f"KV block pool: {len(preferred)} blocks wanted, {len(self._free)} of {self.num_blocks} free. Raise "
+                    f"KV block pool: {len(preferred)} blocks wanted, {len(self._free)} of "
+                    f"{self.num_blocks} free. Raise "
                     "max_num_blocks, lower max_batch_size, or set num_left_chunks to bound each stream."
                 )
             given: list[int] = []

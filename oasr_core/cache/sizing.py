@@ -125,11 +125,13 @@ def build_cache_config(
         if bounded and share < per_stream:
             raise CacheGeometryError(
                 f"max_num_blocks={options.max_num_blocks} gives each of {max_streams} streams {share} blocks; "
-                f"num_left_chunks={num_left_chunks} with chunk_size={chunk_size} needs {per_stream} each, {ceiling} in all."
+                f"num_left_chunks={num_left_chunks} with chunk_size={chunk_size} needs {per_stream} "
+                f"each, {ceiling} in all."
             )
         if share < 1:
             raise CacheGeometryError(
-                f"max_num_blocks={options.max_num_blocks} is less than max_batch_size={max_streams}: not one block a stream."
+                f"max_num_blocks={options.max_num_blocks} is less than max_batch_size={max_streams}: "
+                "not one block a stream."
             )
         return config(min(share, per_stream), options.max_num_blocks)
     if available_bytes is None:
@@ -139,8 +141,10 @@ def build_cache_config(
     if fitting < minimum:
         raise CacheGeometryError(
             f"the paged KV pool does not fit: {available_bytes / 2**20:.0f} MiB available, "
-            f"{config(per_stream, 0).bytes_per_block} bytes a block, at least {minimum} blocks for {max_streams} streams. Lower "
-            "max_batch_size or num_left_chunks, raise gpu_memory_utilization or cpu_memory_utilization, or set max_num_blocks."
+            f"{config(per_stream, 0).bytes_per_block} bytes a block, at least {minimum} blocks for "
+            f"{max_streams} streams. Lower "
+            "max_batch_size or num_left_chunks, raise gpu_memory_utilization or "
+            "cpu_memory_utilization, or set max_num_blocks."
         )
     return config(min(per_stream, fitting // max_streams), fitting)
 
@@ -163,7 +167,8 @@ def available_on_cpu(options: CacheOptions) -> int:
     total = ram_bytes()
     available = int(total * options.cpu_memory_utilization)
     logger.info(
-        "paged KV pool on the CPU: total=%d MiB x cpu_memory_utilization=%.2f -> available=%d MiB (committed when touched)",
+        "paged KV pool on the CPU: total=%d MiB x cpu_memory_utilization=%.2f -> available=%d MiB "
+        "(committed when touched)",
         total >> 20,
         options.cpu_memory_utilization,
         available >> 20,
@@ -172,12 +177,15 @@ def available_on_cpu(options: CacheOptions) -> int:
 
 
 def available_on_cuda(total: int, free: int, options: CacheOptions, probe_bytes: int) -> int:
-    """``total x utilization - resident - reserve``; resident is read from the driver, the reserve from a probe forward."""
+    """``total x utilization - resident - reserve``; resident is read from the driver, the reserve from a probe
+    forward.
+    """
     resident = total - free
     reserve = max(int(1.5 * probe_bytes), _MIN_RESERVE)
     available = int(total * options.gpu_memory_utilization) - resident - reserve
     logger.info(
-        "paged KV pool derived from VRAM: total=%d MiB resident=%d MiB cap=%.2f activation_reserve=%d MiB -> available=%d MiB",
+        "paged KV pool derived from VRAM: total=%d MiB resident=%d MiB cap=%.2f "
+        "activation_reserve=%d MiB -> available=%d MiB",
         total >> 20,
         resident >> 20,
         options.gpu_memory_utilization,

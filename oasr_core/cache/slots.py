@@ -33,10 +33,7 @@ class SlotCache:
     def read(self, name: str, rows: RowIndex, layer: int | None) -> Tensor:
         """The rows of a slot, batch first."""
         tensor, axis = self._place(name, layer)
-        if rows.span is not None:
-            picked = tensor.narrow(axis, *rows.span)
-        else:
-            picked = tensor.index_select(axis, rows.index)
+        picked = tensor.narrow(axis, *rows.span) if rows.span is not None else tensor.index_select(axis, rows.index)
         return picked.movedim(axis, 0)
 
     def write(self, name: str, rows: RowIndex, value: Tensor, layer: int | None) -> None:

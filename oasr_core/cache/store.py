@@ -118,9 +118,7 @@ class Cohort:
         scale: float | None = None,
     ) -> Tensor:
         """Append this chunk and attend over retained history plus the chunk."""
-        return self._attention.attend(
-            layer, query, key, value, key_bias=key_bias, score_bias=score_bias, scale=scale
-        )
+        return self._attention.attend(layer, query, key, value, key_bias=key_bias, score_bias=score_bias, scale=scale)
 
     def key_positions(self) -> Tensor:
         """Positions of the keys that :meth:`attend` sees."""

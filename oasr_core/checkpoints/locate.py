@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -22,8 +23,8 @@ def locate_checkpoint(ckpt: str | Path) -> Path:
     """
     if not str(ckpt).strip():
         raise CheckpointError(f"No checkpoint was given: expected a path, a Hub id, or one of {_pretrained_names()}.")
-    path = Path(ckpt).expanduser()
-    if path.exists():
+    path = Path(os.path.expanduser(ckpt))
+    if os.path.exists(path):  # unlike Path.exists() false, not an error, for names that no file can have
         return path
     if isinstance(ckpt, str):
         if ckpt.rpartition(":")[2] in registry("pretrained").names():

@@ -32,7 +32,7 @@ class CheckpointPeek:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if not self.path.exists():
+        if not os.path.exists(self.path):  # unlike Path.exists() false, not an error, for names that no file can have
             raise CheckpointError(f"There is no checkpoint at {self.path}.")
 
     @property
@@ -64,7 +64,7 @@ class CheckpointPeek:
         """Whether the checkpoint has a file of this relative name (the name must not leave the checkpoint)."""
         if not self.is_directory:
             return name == self.path.name
-        return _is_relative(name) and (self.path / name).is_file()
+        return _is_relative(name) and os.path.isfile(self.path / name)
 
     def resolve_inside(self, name: str) -> Path:
         """The file that a configuration calls ``name``.

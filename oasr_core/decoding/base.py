@@ -38,7 +38,8 @@ class Hypothesis:
     """One transcript in token ids.
 
     ``frames[i]`` is the encoder frame, counted from the start of the utterance, in which token ``i`` was first emitted
-    (the first frame of its run); ``token_log_probs[i]`` its log posterior; ``score`` the log score that ranks hypotheses.
+    (the first frame of its run); ``token_log_probs[i]`` its log posterior; ``score`` the log score that ranks
+    hypotheses.
     """
 
     tokens: list[int]
@@ -58,6 +59,7 @@ class Hypotheses:
 
     @property
     def best(self) -> Hypothesis:
+        """The first of them."""
         return self.nbest[0]
 
 
@@ -102,9 +104,7 @@ class DecodeStrategy(ABC):
         """Begin the decoding state of one stream."""
         raise NotImplementedError(f"{type(self).__name__} does not stream")
 
-    def decode_chunk(
-        self, sessions: Sequence[Session], out: EncoderOutput, last: Sequence[bool]
-    ) -> list[Hypotheses]:
+    def decode_chunk(self, sessions: Sequence[Session], out: EncoderOutput, last: Sequence[bool]) -> list[Hypotheses]:
         """Advance all streams of a step by their chunk; returns cumulative hypotheses, one per session."""
         raise NotImplementedError(f"{type(self).__name__} does not stream")
 

@@ -18,6 +18,8 @@ class DecodeOptions(BaseModel):
     fst_path: str | None = Field(None, description="Alias: decode_options['fst_path'] of ctc_wfst.")
     decode_steps_per_tick: int = Field(32, ge=1, description="Decoder steps per engine step.")
     max_tick_ms: float = Field(25.0, ge=0, description="Wall-clock cap of decoding per step; 0 disables.")
-    max_decode_slots: int | None = Field(None, ge=1, description="Autoregressive requests in flight; None: max_batch_size.")
+    max_decode_slots: int | None = Field(
+        None, ge=1, description="Autoregressive requests in flight; None: max_batch_size."
+    )
     decode_admit_window_ms: float = Field(0.0, ge=0, description="Coalesce arrivals into one decode group.")
     decode_kv_budget_gib: float | None = Field(None, ge=0, description="Decoder KV ceiling; None derives, 0 disables.")

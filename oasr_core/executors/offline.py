@@ -67,6 +67,4 @@ class OfflineExecutor:
 
     def _final(self, request: Request, hyps: Hypotheses) -> RequestOutput:
         duration = request.num_samples / self._inputs.frontend.sample_rate
-        return self._outputs.final(
-            request.request_id, hyps, request.decoding, finish_reason="stop", duration=duration
-        )
+        return self._outputs.final(request.request_id, hyps, request.decoding, finish_reason="stop", duration=duration)

@@ -115,7 +115,9 @@ class StreamingExecutor:
         return live
 
     def _take_audio(self, stream: _Live) -> bool:
-        """Append queued samples until the next window is covered or the queue is empty; finish behind the last sample."""
+        """Append queued samples until the next window is covered or the queue is empty; finish behind the last
+        sample.
+        """
         request, features = stream.request, stream.features
         framing = self._inputs.frontend.framing
         if framing is None:

@@ -77,16 +77,14 @@ def mel_scale(hertz: Tensor) -> Tensor:
 def mel_bank(options: FeatureConfig, size: int) -> Tensor:
     """Triangles, linear in mel, over the bins of a real FFT of ``size``: ``(size // 2 + 1, num_mel_bins)``.
 
-    The Nyquist bin has no weight. A bank so fine that a triangle lies between two FFT bins leaves that column zero.
+    The Nyquist bin has no weight, because no triangle reaches beyond it. A bank so fine that a triangle lies between two FFT bins leaves that column zero.
     """
     hertz = torch.arange(size // 2 + 1, dtype=torch.float64) * (options.sample_rate / size)
     edges = mel_scale(torch.tensor([options.low_freq, high_frequency(options)], dtype=torch.float64))
     step = (edges[1] - edges[0]) / (options.num_mel_bins + 1)
     left = edges[0] + step * torch.arange(options.num_mel_bins, dtype=torch.float64)
     position = (mel_scale(hertz).unsqueeze(1) - left) / step
-    bank = torch.minimum(position, 2.0 - position).clamp_(min=0)
-    bank[-1] = 0
-    return bank
+    return torch.minimum(position, 2.0 - position).clamp_(min=0)
 
 
 def cosine_transform(options: FeatureConfig) -> Tensor:

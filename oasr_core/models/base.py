@@ -216,9 +216,7 @@ class AedScorerInterface(Protocol):
     #: Trained weight of the right-to-left decoder, 0.0 where there is none.
     reverse_weight: float
 
-    def score(
-        self, hidden: Tensor, lengths: Tensor, hyps: Tensor, hyp_lengths: Tensor, *, reverse: bool
-    ) -> Tensor:
+    def score(self, hidden: Tensor, lengths: Tensor, hyps: Tensor, hyp_lengths: Tensor, *, reverse: bool) -> Tensor:
         """Log-softmax outputs of one decoder.
 
         ``hidden`` ``(batch, frames, dim)``; ``hyps`` ``(batch, tokens)`` int64 decoder inputs that begin with sos,
@@ -254,5 +252,5 @@ class BaseAsrModel(nn.Module, ABC):
     def vocab_size(self) -> int:
         """Number of output units."""
 
-    def prepare(self) -> None:  # noqa: B027 - an optional hook
+    def prepare(self) -> None:
         """Called once after weights are loaded, cast and moved, before the first forward (fold, prepack, tables)."""

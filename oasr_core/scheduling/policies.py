@@ -67,9 +67,8 @@ class FcfsPolicy(BatchingPolicy):
         longest = 0
         for index, candidate in enumerate(candidates[: options.max_batch_size]):
             longest = max(longest, candidate.cost)
-            if chosen and options.max_batch_frames is not None:
-                if longest * (len(chosen) + 1) > options.max_batch_frames:
-                    break
+            if chosen and longest * (len(chosen) + 1) > (options.max_batch_frames or float("inf")):
+                break
             chosen.append(index)
         return chosen
 

@@ -16,7 +16,9 @@ from oasr_core.models.base import BaseEncoder, ChunkGeometry, EncoderOutput
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """One stream's part of a step: ``features`` ``(frames, dim)``, at most a window; ``offset`` encoder frames so far."""
+    """One stream's part of a step: ``features`` ``(frames, dim)``, at most a window; ``offset`` encoder frames so
+    far.
+    """
 
     stream_id: str
     features: Tensor

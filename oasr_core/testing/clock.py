@@ -10,6 +10,7 @@ class FakeClock:
         self.now = now
 
     def __call__(self) -> float:
+        """Seconds since the clock's own beginning."""
         return self.now
 
     def advance(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """The invariance checker: batch, order, padding, chunking and neighbours must not change what a request gets.
 
-The reference is the request alone, whole audio at once, on the same engine settings. Compared are texts, tokens and, through
-the engine's tap, per-frame log-probs: tokens alone do not catch a wrong position or a wrong convolution pad.
+The reference is the request alone, whole audio at once, on the same engine settings. Compared are texts, tokens and,
+through the engine's tap, per-frame log-probs: tokens alone do not catch a wrong position or a wrong convolution pad.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Recorder:
     frames: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def __call__(self, request_id: str, first: int, values: Tensor) -> None:
+        """The engine's tap."""
         have = sum(part.shape[0] for part in self.frames.get(request_id, []))
         if have != first:
             raise AssertionError(f"{request_id}: frames from {first} on follow {have} frames")
@@ -82,7 +83,8 @@ def run_streaming(
     stagger: int = 0,
     decoding: DecodingOptions | None = None,
 ) -> list[Observation]:
-    """Feed all streams side by side, ``pieces(stream, piece)`` samples at a time, stream ``i`` starting ``i * stagger`` rounds late.
+    """Feed all streams side by side, ``pieces(stream, piece)`` samples at a time, stream ``i`` starting ``i *
+    stagger`` rounds late.
 
     One engine step follows each round, so streams of different age share cohorts.
     """
@@ -117,7 +119,9 @@ def run_streaming(
 def assert_equal(
     got: Sequence[Observation], want: Sequence[Observation], *, tolerance: float | None = FP32_TOLERANCE, what: str = ""
 ) -> None:
-    """Texts, tokens and timestamps exact; log-probs within ``tolerance`` times the largest magnitude (``None``: not compared)."""
+    """Texts, tokens and timestamps exact; log-probs within ``tolerance`` times the largest magnitude (``None``:
+    not compared).
+    """
     for place, (mine, reference) in enumerate(zip(got, want, strict=True)):
         where = f"{what} request {place}"
         if mine.output.finish_reason != reference.output.finish_reason:

@@ -101,8 +101,9 @@ class MarkerFrontend(FeatureFrontend):
 class MarkerEncoder(BaseEncoder):
     """Four frames to one, with three frames of overlap like a WeNet front-end; remembers nothing it says it forgets.
 
-    The paged history holds every emitted token as a value; a frame's hidden state is the token it reads, minus the difference
-    between the history that attention returns and the history that was put in, so that a leak or loss changes the transcript.
+    The paged history holds every emitted token as a value; a frame's hidden state is the token it reads, minus the
+    difference between the history that attention returns and the history that was put in, so that a leak or loss
+    changes the transcript.
     """
 
     feature_dim = 1
@@ -155,7 +156,9 @@ class MarkerEncoder(BaseEncoder):
         count = (batch.state.key_positions() >= 0).sum(1)
         bounded = count < batch.offsets + batch.out_lengths  # part of the history was evicted: nothing to compare with
         drift = torch.where(bounded, torch.zeros(()), seen - total / count)
-        hidden = hidden + torch.where(drift.abs() > 1e-2, torch.ones(()), torch.zeros(()))[:, None, None].to(hidden.dtype)
+        hidden = hidden + torch.where(drift.abs() > 1e-2, torch.ones(()), torch.zeros(()))[:, None, None].to(
+            hidden.dtype
+        )
         return EncoderOutput(hidden, batch.out_lengths)
 
     def _read(self, features: Tensor, frames: int) -> Tensor:

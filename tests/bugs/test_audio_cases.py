@@ -197,6 +197,6 @@ class TestWavHeaders:
 
     @pytest.mark.parametrize("kept", [0.2, 0.5, 0.9])
     def test_a_truncated_file_is_refused(self, kept):
-        data = riff(LIST, fmt(16), DATA)
+        data = riff(LIST, chunk(b"note", b"x"), fmt(16), DATA)
         with pytest.raises(InvalidAudioError, match=r"truncated.*: its header declares [0-9]+ bytes"):
             load_audio(io.BytesIO(data[: int(len(data) * kept)]))

@@ -29,7 +29,9 @@ def make_store(*, paged=True, left=-1, chunk=4, block=4, streams=4, key_bias=Tru
 
 
 def drive(store, plan, *, chunk=4, key_bias=True, seed=0, score_bias=False):
-    """Run cohorts ``[(stream, count), ...]`` per step with random tensors; returns the outputs' valid parts by stream."""
+    """Run cohorts ``[(stream, count), ...]`` per step with random tensors; returns the outputs' valid parts by
+    stream.
+    """
     offsets: dict[str, int] = {}
     outputs: dict[str, list[torch.Tensor]] = {}
     for step in plan:
@@ -117,7 +119,7 @@ def test_recycling_drops_whole_blocks_and_goes_on():
 
 
 def test_prefilled_window_is_visible_history():
-    kw = dict(window=8, prefilled=True, key_bias=False)
+    kw = {"window": 8, "prefilled": True, "key_bias": False}
     got = drive(make_store(**kw), MIXED, key_bias=False)
     want = drive(make_store(paged=False, **kw), MIXED, key_bias=False)
     for stream, value in want.items():

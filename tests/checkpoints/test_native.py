@@ -55,6 +55,7 @@ def test_equal_bundles_give_equal_bytes_and_no_machine_paths(tiny_bundle, native
     assert str(tmp_path).encode() not in b"".join(contents(native).values())
 
 
+@pytest.mark.slow
 def test_writing_is_deterministic_across_processes(native, tmp_path):
     code = (
         "import sys; from oasr_core.checkpoints import native, peek; "

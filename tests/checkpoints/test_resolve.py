@@ -235,8 +235,9 @@ def test_a_path_that_exists_comes_before_a_name(install, pretrained, make_conver
 def test_a_missing_checkpoint_lists_the_pretrained_names(pretrained, tmp_path):
     with pytest.raises(CheckpointError, match=r"installed: .*test-model.*Did you mean 'test-model'"):
         resolve_checkpoint("test-mdel")
-    with pytest.raises(CheckpointError, match=r"There is no checkpoint at '.*nowhere'"):
-        resolve_checkpoint(tmp_path / "nowhere")
+    for name in (tmp_path / "nowhere", "x" * 5000, "a\0b", "~nobody-has-this-name/x/y"):
+        with pytest.raises(CheckpointError, match="There is no checkpoint at"):
+            resolve_checkpoint(name)
     with pytest.raises(
         CheckpointError, match=r"No checkpoint was given: expected a path, a Hub id, or one of .*test-model"
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_partials_are_cumulative_and_the_final_is_last(engine):
         seen += engine.step()
     assert [output.finished for output in seen] == [False] * (len(seen) - 1) + [True]
     texts = [output.text for output in seen]
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
     assert texts[-1] == TEXT
     assert len(seen) > 2
     assert {output.request_id for output in seen} == {request_id}

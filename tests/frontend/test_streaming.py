@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from oasr_core.errors import InvalidAudioError, RequestRefusedError, StreamClosedError
 from oasr_core.frontend.fbank import FbankFrontend, MfccFrontend
+from oasr_core.frontend.framing import CentredFraming, SnipEdgesFraming, cut_frames
 from oasr_core.frontend.input import InputProcessor
 from oasr_core.frontend.options import FeatureConfig
 from oasr_core.frontend.streaming import FeatureStream
@@ -82,6 +85,24 @@ def test_the_same_raw_frames_are_cut(speech_like, name):
         stream.finish()
         cut.append(stream.pending_frames())
         assert torch.equal(torch.cat(cut), expected)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize(("span", "hop"), [(9, 4), (10, 4), (10, 3), (9, 3), (7, 7), (5, 8), (6, 5), (2, 1), (11, 1)])
+def test_kept_samples_suffice_on_any_grid(span, hop, centred):
+    """Where the last frame is mirrored right at its middle, it reaches back to before its own start."""
+    framing = (CentredFraming if centred else SnipEdgesFraming)(span, hop)
+    for length in range(60):
+        expected = cut_frames(torch.arange(length).float(), framing, 0, framing.frames(length, final=True))
+        for size in (1, 3, 60):
+            stream, cut = FeatureStream(SimpleNamespace(framing=framing, feature_dim=1)), []
+            for piece in torch.arange(length).float().split(size):
+                stream.append(piece)
+                cut.append(stream.pending_frames().clone())
+                stream.accept(torch.zeros(len(cut[-1]), 1))
+            stream.finish()
+            cut.append(stream.pending_frames())
+            assert torch.equal(torch.cat(cut), expected)
 
 
 @settings(max_examples=60, deadline=None)

@@ -38,7 +38,11 @@ def test_window_looks_at_four_batches_by_default():
 
 @pytest.mark.parametrize(
     ("guard", "expected"),
-    [({"max_batch_frames": 250}, [0, 1]), ({"length_bucket_ratio": 0.9}, [0, 1]), ({"max_offline_pad_ratio": 1.04}, [0, 1])],
+    [
+        ({"max_batch_frames": 250}, [0, 1]),
+        ({"length_bucket_ratio": 0.9}, [0, 1]),
+        ({"max_offline_pad_ratio": 1.04}, [0, 1]),
+    ],
 )
 def test_guards_bound_the_run(guard, expected):
     assert WindowPolicy().select(waiting(100, 105, 300), BatchingOptions(max_batch_size=3, **guard)) == expected

@@ -88,7 +88,9 @@ class LatestFirst(BatchingPolicy):
 
 @pytest.mark.parametrize("policy", [FcfsPolicy(), WindowPolicy(), LatestFirst()])
 def test_no_policy_lets_a_request_wait_past_the_bound(policy):
-    """At load equal to capacity (4 short requests a 50 ms step, batch 4) a long one is in the next batch after 0.2 s."""
+    """At load equal to capacity (4 short requests a 50 ms step, batch 4) a long one is in the next batch after
+    0.2 s.
+    """
     sched, clock = scheduler(policy, max_batch_size=4, max_wait_time=0.2)
     sched.add(request("long", 3000))
     served: dict[str, float] = {}
