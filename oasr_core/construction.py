@@ -165,9 +165,25 @@ def build_parts(config: EngineConfig) -> EngineParts:
         device, frontend.sample_rate, config.max_pinned_audio_seconds, config.max_pinned_audio_total_seconds
     )
     parts = EngineParts(
-        config, origins, bundle, report, parameters, device, dtype, inputs, runner, strategy, tokenizer, outputs, scheduler,
-        offline, streaming, buffers, no_streaming, no_offline,
-    )  # fmt: skip
+        config=config,
+        origins=origins,
+        bundle=bundle,
+        load_report=report,
+        parameters=parameters,
+        device=device,
+        dtype=dtype,
+        inputs=inputs,
+        runner=runner,
+        strategy=strategy,
+        tokenizer=tokenizer,
+        outputs=outputs,
+        scheduler=scheduler,
+        offline=offline,
+        streaming=streaming,
+        audio_buffers=buffers,
+        no_streaming=no_streaming,
+        no_offline=no_offline,
+    )
     logger.info("engine: %s", parts.describe())
     for plugin in active_plugins():
         logger.info("plugin: %s", plugin)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from oasr_core.audio import Audio
-    from oasr_core.config import EngineConfig
+    from oasr_core.config import EngineConfig, ServiceMode
     from oasr_core.engine import ASREngine
 
 OASR_API = {"commands": "1.0"}
@@ -57,13 +57,16 @@ def transcribe(
     mode: Annotated[
         Mode,
         typer.Option(
-            help="auto is offline, unless --chunk-size, --feed-ms or service_mode=streaming asks for streaming."
+            help="auto is offline, unless --chunk-size, --feed-ms or --partials ask for streaming or the model only streams."
         ),
     ] = Mode.auto,
     chunk_size: Annotated[int | None, typer.Option(help="Streaming: encoder frames per chunk.")] = None,
     feed_ms: Annotated[
         float | None, typer.Option(help="Streaming: milliseconds of audio per piece fed; default one chunk's stride.")
     ] = None,
+    partials: Annotated[
+        bool, typer.Option("--partials", help="Streaming: a line on standard error for every partial transcript.")
+    ] = False,
     decode_method: Annotated[str | None, typer.Option(help="Decode strategy; else the checkpoint's.")] = None,
     decode_option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the decode strategy; repeatable.")
@@ -99,23 +102,24 @@ def transcribe(
             dtype=dtype,
             max_batch_size=batch_size,
         )
-        engine_config, streaming = plan(config, flags, mode, feed_ms)
+        engine_config = plan(config, flags, mode, feed_ms, partials)
         check_files(files, output_format, output_dir)
         if isinstance(sys.stdout, io.TextIOWrapper):  # a transcript that the terminal cannot show must not end the run
             sys.stdout.reconfigure(errors="backslashreplace")
         writer = ResultWriter(files, output_format, sys.stdout, sys.stderr, output_dir)
         if word_timestamps and output_format is OutputFormat.text:
             _say("note: --format text does not show word timestamps; json, jsonl, srt and vtt do")
-        engine = start_engine(engine_config, streaming)
+        engine = start_engine(engine_config)
     except OasrError as error:
         report(error)
         raise typer.Exit(2) from error
     decoding = DecodingOptions(word_timestamps=word_timestamps or output_format.is_subtitle)
-    with engine, Display(len(files), _terminal()) as display:
+    streaming = engine_config.service_mode == "streaming" or not engine.can_offline
+    feed_samples = _feed_samples(engine, feed_ms) if streaming else 0
+    with engine, Display(len(files), _terminal(), partial_lines=partials) as display:
         display.headline(_headline(engine, streaming))
-        feed_samples = _feed_samples(engine, feed_ms) if streaming else 0
         transcriber = Transcriber(
-            engine, files, writer, display, decoding, limit=engine_config.max_batch_size, feed_samples=feed_samples
+            engine, files, writer, display, decoding, limit=engine.config.max_batch_size, feed_samples=feed_samples
         )
         try:
             transcriber.run()
@@ -128,9 +132,9 @@ def transcribe(
 
 
 def plan(
-    config_file: Path | None, flags: Mapping[str, Any], mode: Mode, feed_ms: float | None
-) -> tuple[EngineConfig, bool]:
-    """Resolve the settings and decide whether to stream; pins ``service_mode`` where it is left open.
+    config_file: Path | None, flags: Mapping[str, Any], mode: Mode, feed_ms: float | None, partials: bool
+) -> EngineConfig:
+    """Resolve the settings; a mode that is asked for, by name or by an option that only streams use, is pinned.
 
     Raises ``ConfigError`` where there is no model, or the mode contradicts another setting.
     """
@@ -139,15 +143,16 @@ def plan(
         raise ConfigError("no model is given: add --model DIR|NAME|HUB_ID; 'oasr models' shows the installed names")
     if feed_ms is not None and not 0 < feed_ms < math.inf:
         raise ConfigError(f"--feed-ms {feed_ms}: expected a positive number of milliseconds")
-    asks_to_stream = feed_ms is not None or flags.get("chunk_size") is not None
-    pinned = config.service_mode
-    streaming = mode is Mode.streaming or (mode is Mode.auto and (asks_to_stream or pinned == "streaming"))
-    if asks_to_stream and not streaming:
-        raise ConfigError("--chunk-size and --feed-ms have no effect with --mode offline; drop them or the mode")
-    wanted: Literal["streaming", "offline"] = "streaming" if streaming else "offline"
-    if pinned not in ("mixed", wanted):
-        raise ConfigError(f"service_mode={pinned!r} ({origins['service_mode']}) does not serve {wanted} transcription")
-    return (config if pinned == wanted else config.replace(service_mode=wanted)), streaming
+    asks_to_stream = feed_ms is not None or partials or flags.get("chunk_size") is not None
+    if asks_to_stream and mode is Mode.offline:
+        raise ConfigError("--chunk-size, --feed-ms and --partials have no effect with --mode offline; drop them or it")
+    if mode is Mode.auto and not asks_to_stream:
+        return config
+    wanted: ServiceMode = "offline" if mode is Mode.offline else "streaming"
+    if config.service_mode not in ("mixed", wanted):
+        origin = origins["service_mode"]
+        raise ConfigError(f"service_mode={config.service_mode!r} ({origin}) does not serve {wanted} transcription")
+    return config.replace(service_mode=wanted)
 
 
 def check_files(files: Sequence[str], output_format: OutputFormat, output_dir: Path | None) -> None:
@@ -164,15 +169,11 @@ def check_files(files: Sequence[str], output_format: OutputFormat, output_dir: P
         raise ConfigError(f"--output-dir {output_dir}: cannot create it: {error.strerror}") from error
 
 
-def start_engine(config: EngineConfig, streaming: bool) -> ASREngine:
-    """Load the model; raises ``OasrError`` where it cannot be loaded or cannot stream and shall."""
+def start_engine(config: EngineConfig) -> ASREngine:
+    """Load the model; raises ``OasrError`` where it cannot be loaded or cannot serve the mode."""
     from oasr_core.engine import ASREngine
 
-    engine = ASREngine(config)
-    if streaming and not engine.can_stream:
-        engine.close()
-        raise ConfigError(f"the model {config.ckpt_dir} cannot stream; use --mode offline")
-    return engine
+    return ASREngine(config)
 
 
 def _feed_samples(engine: ASREngine, feed_ms: float | None) -> int:
@@ -277,7 +278,7 @@ class Transcriber:
         if job is None:  # the terminal output of a request that was aborted above
             return
         if not output.finished:
-            self._display.partial(job.index, job.file, output.text)
+            self._display.partial(job.index, job.file, output.text, job.fed / self._engine.sample_rate)
             return
         del self._jobs[output.request_id]
         if output.finish_reason in ("stop", "length"):
@@ -300,8 +301,12 @@ def _load(file: str, sample_rate: int) -> Audio:
 
 
 def _headline(engine: ASREngine, streaming: bool) -> str:
+    """What transcribes, for whoever watches."""
     facts = engine.describe()
-    return f"{facts} {'streaming' if streaming else 'offline'}"
+    how = f"streaming in chunks of {facts['chunk_ms']} ms" if streaming else "offline"
+    return f"{facts['model']} ({facts['architecture']}, {facts['decode_method']}) on {facts['device']}, " + (
+        f"{facts['dtype']}, {how}"
+    )
 
 
 def _say(message: str) -> None:
@@ -319,9 +324,14 @@ def _terminal() -> Console | None:
 
 
 class Display:
-    """Progress bar and live partial transcripts at the bottom of the terminal; nothing where there is no terminal."""
+    """Progress bar and live partial transcripts at the bottom of the terminal; nothing where there is no terminal.
 
-    def __init__(self, total: int, console: Console | None = None) -> None:
+    With ``partial_lines`` a partial is a line that stays, on a terminal or not.
+    """
+
+    def __init__(self, total: int, console: Console | None = None, *, partial_lines: bool = False) -> None:
+        self._total = total
+        self._partial_lines = partial_lines
         self._partials: dict[int, tuple[str, str]] = {}
         self._drawn = -math.inf
         self._live: Live | None = None
@@ -370,10 +380,15 @@ class Display:
         finally:
             self._live.start()
 
-    def partial(self, index: int, file: str, text: str) -> None:
-        """Show what has been recognised of a file so far."""
+    def partial(self, index: int, file: str, text: str, fed_seconds: float) -> None:
+        """Show what has been recognised of a file after ``fed_seconds`` of its audio."""
+        changed = self._partials.get(index, (file, ""))[1] != text
         self._partials[index] = (file, text)
-        if self._live is not None and time.monotonic() - self._drawn > _SECONDS_BETWEEN_DRAWINGS:
+        if self._partial_lines:
+            if changed:
+                with self.hidden():
+                    _say(f"{fed_seconds:7.2f} s  {f'{file}: ' if self._total > 1 else ''}{text}")
+        elif self._live is not None and time.monotonic() - self._drawn > _SECONDS_BETWEEN_DRAWINGS:
             self._live.refresh()
             self._drawn = time.monotonic()
 
@@ -386,6 +401,8 @@ class Display:
     def _picture(self) -> RenderableType:
         from rich.console import Group
 
+        if self._partial_lines:
+            return self._progress
         # Copied, because Live draws on a thread of its own too.
         lines = [_Partial(file, text) for _, (file, text) in sorted(self._partials.copy().items())]
         return Group(self._progress, *lines)

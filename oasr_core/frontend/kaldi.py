@@ -77,7 +77,8 @@ def mel_scale(hertz: Tensor) -> Tensor:
 def mel_bank(options: FeatureConfig, size: int) -> Tensor:
     """Triangles, linear in mel, over the bins of a real FFT of ``size``: ``(size // 2 + 1, num_mel_bins)``.
 
-    The Nyquist bin has no weight, because no triangle reaches beyond it. A bank so fine that a triangle lies between two FFT bins leaves that column zero.
+    The Nyquist bin has no weight, because no triangle reaches beyond it. A bank so fine that a triangle lies between
+    two FFT bins leaves that column zero.
     """
     hertz = torch.arange(size // 2 + 1, dtype=torch.float64) * (options.sample_rate / size)
     edges = mel_scale(torch.tensor([options.low_freq, high_frequency(options)], dtype=torch.float64))

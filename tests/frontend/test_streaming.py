@@ -230,6 +230,15 @@ def test_memory_is_bounded():
     assert sum(len(piece) for piece in stream._pieces) == 0
 
 
+def test_a_backlog_is_given_back_while_it_is_used():
+    stream = filled(5000)
+    for _ in range(450):
+        stream.advance(10)
+    assert stream.frames_ready == 500
+    assert stream._buffer.shape[0] <= 1250
+    assert stream.window(1)[0, 0] == 4500
+
+
 def test_a_backlog_is_not_copied_for_each_chunk(monkeypatch):
     copied = 0
     move = FeatureStream._move_rows
