@@ -51,8 +51,8 @@ def normalise_text(text: str) -> str:
     ``well-known`` is two words. Symbols such as ``+`` and ``€`` stay.
     """
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    kept = (_without_punctuation(char) for char in folded)
-    return " ".join("".join(kept).split())
+    kept = "".join(_without_punctuation(char) for char in folded)
+    return " ".join(unicodedata.normalize("NFC", kept).split())  # a mark may have moved next to its letter
 
 
 def _without_punctuation(char: str) -> str:

@@ -63,22 +63,25 @@ def effective_settings(config_file: Path | None, flags: Mapping[str, Any]) -> li
     """Name, value (JSON types) and origin of each setting; where a model is named, what its checkpoint sets counts."""
     config, origins = resolve_sources(config_file, flags)
     if config.ckpt_dir:
-        effective = with_checkpoint(config)
-        for name, value in effective:
-            if origins[name] == "default" and value != getattr(config, name):
-                origins[name] = "checkpoint"
-        config = effective
+        config = adopt(config, origins)
     values = config.model_dump(mode="json")
     names = [name for component in COMPONENTS for name in component.model_fields]
     return [(name, values[name], origins[name]) for name in names]
 
 
-def with_checkpoint(config: EngineConfig) -> EngineConfig:
-    """What an engine makes of ``config`` once it has read the checkpoint; raises ``OasrError`` where it cannot."""
+def adopt(config: EngineConfig, origins: dict[str, Origin]) -> EngineConfig:
+    """What an engine makes of ``config`` once it has read the checkpoint; ``origins`` is brought up to date.
+
+    Raises ``OasrError`` where there is no such checkpoint or it cannot be read.
+    """
     from oasr_core.checkpoints.resolve import resolve_checkpoint
     from oasr_core.construction import adopt_checkpoint
 
     bundle = resolve_checkpoint(
         config.ckpt_dir, architecture=config.architecture, checkpoint_name=config.checkpoint_name
     )
-    return adopt_checkpoint(config, bundle)[0]
+    adopted, sources = adopt_checkpoint(config, bundle)
+    for name, value in adopted:
+        if origins[name] == "default" and (sources[name] == "checkpoint" or value != getattr(config, name)):
+            origins[name] = "checkpoint"
+    return adopted

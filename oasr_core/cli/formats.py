@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, TextIO
 from oasr_core.errors import ConfigError, OasrError
 from oasr_core.request import RequestOutput
 
-#: Limits of one subtitle cue: characters a line, lines, seconds, and the silence in seconds that ends a cue.
+#: Limits of one subtitle cue: characters a line, lines, seconds, and the silence in seconds that ends a cue. A shorter
+#: cue than the least number of seconds stays until then where no other follows: words of a few frames would only flash.
 MAX_LINE_CHARS = 42
 MAX_LINES = 2
-MAX_CUE_SECONDS = 7.0
+MIN_CUE_SECONDS, MAX_CUE_SECONDS = 0.8, 7.0
 MAX_GAP_SECONDS = 0.8
 
 
@@ -90,7 +91,7 @@ def render(result: FileResult, output_format: OutputFormat) -> str:
         return json.dumps(result.record(), ensure_ascii=False, indent=2) + "\n"
     if output_format is OutputFormat.jsonl:
         return json.dumps(result.record(), ensure_ascii=False) + "\n"
-    cues = subtitle_cues(result.transcript())
+    cues = subtitle_cues(result.transcript(), result.duration)
     return render_srt(cues) if output_format is OutputFormat.srt else render_vtt(cues)
 
 
@@ -114,9 +115,10 @@ class _Piece(NamedTuple):
     end: float
 
 
-def subtitle_cues(output: RequestOutput) -> list[Cue]:
+def subtitle_cues(output: RequestOutput, duration: float | None = None) -> list[Cue]:
     """Cut a transcript into cues at its words, or at its segments where it has no word times.
 
+    ``duration`` of the audio in seconds: no short cue is prolonged beyond it.
     Raises ``OasrError`` where there is text but neither words nor segments carry times.
     """
     cues: list[Cue] = []
@@ -125,7 +127,8 @@ def subtitle_cues(output: RequestOutput) -> list[Cue]:
             start_ms = max(_milliseconds(start), cues[-1].start_ms + 1 if cues else 0)
             if cues and cues[-1].end_ms > start_ms:
                 cues[-1] = cues[-1]._replace(end_ms=start_ms)
-            end_ms = _milliseconds(min(end, start + MAX_CUE_SECONDS))
+            long_enough = min(start + MIN_CUE_SECONDS, math.inf if duration is None else duration)
+            end_ms = _milliseconds(min(max(end, long_enough), start + MAX_CUE_SECONDS))
             cues.append(Cue(start_ms, max(end_ms, start_ms + 1), lines))
     return cues
 

@@ -7,7 +7,7 @@ import os
 import sys
 import tomllib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,12 @@ def load_config_file(path: Path) -> dict[str, Any]:
     Raises ``ConfigError`` for a missing or unreadable file, an unknown suffix, a syntax error, a key given twice, or
     anything but a mapping.
     """
-    parsers = {".yaml": _parse_yaml, ".yml": _parse_yaml, ".toml": tomllib.loads, ".json": _parse_json}
+    parsers: dict[str, Callable[[str], Any]] = {
+        ".yaml": _parse_yaml,
+        ".yml": _parse_yaml,
+        ".toml": tomllib.loads,
+        ".json": _parse_json,
+    }
     parse = parsers.get(path.suffix.lower())
     if parse is None:
         raise ConfigError(f"--config {path}: unknown kind of file {path.suffix!r}; allowed: {', '.join(parsers)}")

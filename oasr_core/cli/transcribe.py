@@ -57,7 +57,8 @@ def transcribe(
     mode: Annotated[
         Mode,
         typer.Option(
-            help="auto is offline, unless --chunk-size, --feed-ms or --partials ask for streaming or the model only streams."
+            help="auto is offline, unless --chunk-size, --feed-ms or --partials ask for streaming, "
+            "or the model can do nothing else."
         ),
     ] = Mode.auto,
     chunk_size: Annotated[int | None, typer.Option(help="Streaming: encoder frames per chunk.")] = None,

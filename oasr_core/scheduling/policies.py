@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
 from oasr_core.scheduling.options import BatchingOptions
 
@@ -44,15 +45,19 @@ def fits(costs: Sequence[int], options: BatchingOptions) -> bool:
 class BatchingPolicy(ABC):
     """Chooses an offline batch."""
 
+    #: Whether candidates come shortest first (by priority, then cost) instead of in queue order.
+    shortest_first: ClassVar[bool] = False
+
     def window(self, options: BatchingOptions) -> int:
-        """How many of the waiting requests, in queue order, :meth:`select` wants to see."""
+        """How many of the waiting requests :meth:`select` wants to see."""
         return options.max_batch_size
 
     @abstractmethod
     def select(self, candidates: Sequence[Candidate], options: BatchingOptions) -> list[int]:
-        """Indices of the next batch, at most ``max_batch_size``; ``candidates`` are in queue order, never empty.
+        """Indices of the next batch: at least one, at most ``max_batch_size``; ``candidates`` are never empty.
 
-        Index 0 is the head of the queue (most urgent, then oldest) and has to be part of every batch.
+        They come in queue order (most urgent, then oldest) or shortest first. What has waited too long is not among
+        them: the scheduler serves it first, whatever a policy would do.
         """
 
 
@@ -102,3 +107,40 @@ class WindowPolicy(BatchingPolicy):
                     run[max(low, first) - first] = 0
                 return sorted(run)
         return [0]
+
+
+def _fill_from_head(candidates: Sequence[Candidate], options: BatchingOptions) -> list[int]:
+    """The first candidate, then in order whatever keeps the batch within the guards."""
+    chosen, costs = [0], [candidates[0].cost]
+    for index in range(1, len(candidates)):
+        if len(chosen) == options.max_batch_size:
+            break
+        if fits([*costs, candidates[index].cost], options):
+            chosen.append(index)
+            costs.append(candidates[index].cost)
+    return chosen
+
+
+class BucketPolicy(BatchingPolicy):
+    """The oldest request is the anchor; others join in queue order where the guards allow it."""
+
+    oasr_api = "1.0"
+
+    def window(self, options: BatchingOptions) -> int:
+        """``max_batch_size x length_window_factor``."""
+        return options.max_batch_size * options.length_window_factor
+
+    def select(self, candidates: Sequence[Candidate], options: BatchingOptions) -> list[int]:
+        """Greedy fill behind the anchor."""
+        return _fill_from_head(candidates, options)
+
+
+class SjfPolicy(BatchingPolicy):
+    """Shortest job first within a priority; the age rule keeps long requests from starving."""
+
+    oasr_api = "1.0"
+    shortest_first = True
+
+    def select(self, candidates: Sequence[Candidate], options: BatchingOptions) -> list[int]:
+        """Greedy fill behind the shortest of the most urgent."""
+        return _fill_from_head(candidates, options)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from bisect import insort
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 
+from oasr_core.errors import PluginContractError
 from oasr_core.request import Request
 from oasr_core.scheduling.options import BatchingOptions
 from oasr_core.scheduling.partition import MicroBatch, PartitionPolicy
 from oasr_core.scheduling.policies import BatchingPolicy, Candidate
+from oasr_core.scheduling.queue import WaitingQueue
 
 
 @dataclass
@@ -22,48 +22,6 @@ class SchedulerOutput:
     newly_admitted: list[Request] = field(default_factory=list)
     running_streams: list[Request] = field(default_factory=list)
     offline_batch: list[Request] = field(default_factory=list)
-
-
-class WaitingQueue:
-    """Requests in queue order (priority, then arrival) and in order of age; every operation is O(1) or O(levels)."""
-
-    def __init__(self) -> None:
-        self._levels: list[int] = []
-        self._by_priority: dict[int, OrderedDict[str, Request]] = {}
-        self._by_age: OrderedDict[str, Request] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._by_age)
-
-    def __contains__(self, request: Request) -> bool:
-        return request.request_id in self._by_age
-
-    def add(self, request: Request) -> None:
-        """Append behind its equals."""
-        if request.priority not in self._by_priority:
-            insort(self._levels, request.priority)
-            self._by_priority[request.priority] = OrderedDict()
-        self._by_priority[request.priority][request.request_id] = request
-        self._by_age[request.request_id] = request
-
-    def remove(self, request: Request) -> None:
-        """Take out wherever it stands."""
-        level = self._by_priority[request.priority]
-        del level[request.request_id]
-        del self._by_age[request.request_id]
-        if not level:
-            del self._by_priority[request.priority]
-            self._levels.remove(request.priority)
-
-    def __iter__(self) -> Iterator[Request]:
-        return chain.from_iterable(self._by_priority[level].values() for level in self._levels)
-
-    def overdue(self, before: float) -> Iterator[Request]:
-        """Requests that arrived at or before ``before``, oldest first."""
-        for request in self._by_age.values():
-            if request.arrival_time > before:
-                return
-            yield request
 
 
 class Scheduler:
@@ -82,7 +40,7 @@ class Scheduler:
         self._partition = partition
         self._clock = clock
         self._arrivals = 0
-        self._offline_waiting = WaitingQueue()
+        self._offline_waiting = WaitingQueue(shortest_first=batching.shortest_first)
         self._streaming_waiting = WaitingQueue()
         self._running: dict[str, Request] = {}
         self._index: dict[str, Request] = {}
@@ -139,18 +97,44 @@ class Scheduler:
         """Cut a batch into micro-batches; indices refer to the batch's order."""
         return self._partition.split(costs, encoder_frames, self._options)
 
+    def next_deadline(self) -> float | None:
+        """When the oldest waiting request becomes overdue, in seconds of the scheduler's clock; ``None`` if none waits.
+
+        A request that is held back for a preferred batch size goes then at the latest.
+        """
+        arrivals = [queue.oldest_arrival() for queue in (self._offline_waiting, self._streaming_waiting)]
+        known = [arrival for arrival in arrivals if arrival is not None]
+        return min(known) + self._options.max_wait_time if known else None
+
+    def seconds_until(self, deadline: float) -> float:
+        """Seconds from now to a time of the scheduler's clock."""
+        return deadline - self._clock()
+
+    def _preferred(self, available: int) -> int:
+        """The largest preferred size that ``available`` requests fill; 0 holds them back."""
+        sizes = self._options.preferred_batch_size
+        if sizes is None:
+            return available
+        return max((size for size in sizes if size <= available), default=0)
+
+    def _overdue(self, queue: WaitingQueue, room: int) -> list[Request]:
+        return list(islice(queue.overdue(self._clock() - self._options.max_wait_time), room))
+
     def _admit_streams(self) -> list[Request]:
         room = self._options.max_batch_size - len(self._running)
         queue = self._streaming_waiting
         if room <= 0 or not len(queue):
             return []
-        chosen = list(islice(queue.overdue(self._clock() - self._options.max_wait_time), room))
+        chosen = self._overdue(queue, room)
+        count = room if chosen else self._preferred(min(room, len(queue)))
+        if not count:
+            return []
         taken = {request.request_id for request in chosen}
         window = room * self._options.length_window_factor + len(chosen)
         others = [request for request in islice(queue, window) if request.request_id not in taken]
         if self._options.streaming_cohort_admit:
             others.sort(key=lambda request: (request.priority, -request.num_frames, request.arrival))
-        chosen += others[: room - len(chosen)]
+        chosen += others[: count - len(chosen)]
         for request in chosen:
             queue.remove(request)
             self._running[request.request_id] = request
@@ -160,29 +144,39 @@ class Scheduler:
         queue = self._offline_waiting
         if not len(queue):
             return []
-        size = self._options.max_batch_size
-        overdue = list(islice(queue.overdue(self._clock() - self._options.max_wait_time), size))
-        if overdue:
-            batch = self._fill(overdue, queue)
-        else:
-            window = list(islice(queue, max(self._batching.window(self._options), 1)))
-            candidates = [Candidate(r.cost, r.priority, r.arrival) for r in window]
-            batch = [window[i] for i in self._checked(self._batching.select(candidates, self._options), len(window))]
+        overdue = self._overdue(queue, self._options.max_batch_size)
+        batch = self._fill(overdue, queue) if overdue else self._selected(queue)
         for request in batch:
             queue.remove(request)
         return batch
 
     def _fill(self, overdue: list[Request], queue: WaitingQueue) -> list[Request]:
-        """Overdue requests first, guards skipped; then queue order up to the cap."""
+        """Overdue requests first, guards and preferred sizes skipped; then queue order up to the cap."""
         taken = {request.request_id for request in overdue}
         room = self._options.max_batch_size - len(overdue)
         rest = (request for request in queue if request.request_id not in taken)
         return overdue + list(islice(rest, room))
 
-    def _checked(self, indices: list[int], available: int) -> list[int]:
-        """A policy's choice, held to its contract: valid, unique, within the cap, with the head in it."""
+    def _selected(self, queue: WaitingQueue) -> list[Request]:
+        """The policy's choice; with preferred sizes, of the largest of them that its guards let it fill."""
+        window = list(islice(queue.candidates(), max(self._batching.window(self._options), 1)))
+        candidates = [Candidate(r.cost, r.priority, r.arrival) for r in window]
+        size = self._preferred(min(self._options.max_batch_size, len(window)))
+        while size:
+            options = self._options.model_copy(update={"max_batch_size": size})
+            chosen = self._checked(self._batching.select(candidates, options), len(window), size)
+            fitting = self._preferred(len(chosen))
+            if fitting == len(chosen):
+                return [window[i] for i in chosen]
+            size = fitting
+        return []
+
+    def _checked(self, indices: list[int], available: int, size: int) -> list[int]:
+        """A policy's choice, held to its contract: some, valid, unique, within the cap."""
         unique = list(dict.fromkeys(indices))
-        if not unique or any(not 0 <= i < available for i in unique) or len(unique) > self._options.max_batch_size:
-            name = type(self._batching).__name__
-            raise ValueError(f"batching policy {name} chose {indices} of {available} candidates")
-        return unique if 0 in unique else [0, *unique[: self._options.max_batch_size - 1]]
+        if not unique or len(unique) > size or any(not 0 <= i < available for i in unique):
+            raise PluginContractError(
+                f"batching policy {type(self._batching).__name__} chose {indices} of {available} candidates; a batch "
+                f"holds 1 to {size} of the indices 0 to {available - 1}."
+            )
+        return unique

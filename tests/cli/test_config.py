@@ -156,6 +156,21 @@ def test_show_as_text():
     assert len(lines) == len(EngineConfig.model_fields)
 
 
+def test_show_reads_the_checkpoint(wenet_digits: Path):
+    document = shown("--model", str(wenet_digits), "--set", "num_left_chunks=4")
+    assert document["ckpt_dir"] == {"value": str(wenet_digits), "origin": "flag"}
+    assert document["audio_scale"] == {"value": 32768.0, "origin": "checkpoint"}
+    assert document["decode_method"] == {"value": "ctc", "origin": "checkpoint"}
+    assert document["num_left_chunks"] == {"value": 4, "origin": "flag"}
+    assert document["max_batch_size"]["origin"] == "default"
+
+
+def test_show_of_a_missing_checkpoint_is_refused():
+    result = invoke("show", "--model", "no/such/model/anywhere")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no/such/model/anywhere" in result.stderr
+
+
 def test_show_refuses_unknown_keys_with_the_nearest_name(tmp_path: Path):
     file = written(tmp_path / "c.toml", "max_batchsize = 4\n")
     result = invoke("show", "--config", str(file))

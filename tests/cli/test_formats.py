@@ -171,7 +171,15 @@ def test_lines_lines_per_cue_and_seconds_are_bounded():
 def test_a_silence_ends_a_cue():
     cues = subtitle_cues(output("a b c", [("a", 0.0, 0.5), ("b", 1.3, 1.5), ("c", 2.4, 2.6)]))
     assert [cue.lines for cue in cues] == [("a b",), ("c",)]
-    assert [(cue.start_ms, cue.end_ms) for cue in cues] == [(0, 1500), (2400, 2600)]
+    assert [(cue.start_ms, cue.end_ms) for cue in cues] == [(0, 1500), (2400, 3200)]
+
+
+def test_a_short_cue_stays_until_the_next_or_the_end():
+    words = [("a", 0.0, 0.04), ("b" * 84, 0.5, 0.54), ("c", 0.6, 0.64)]
+    cues = subtitle_cues(output(f"a {'b' * 84} c", words), 1.0)
+    assert [(cue.start_ms, cue.end_ms) for cue in cues] == [(0, 520), (520, 1000)]
+    assert subtitle_cues(output("a", words[:1]))[0].end_ms == 800
+    assert subtitle_cues(output("a", words[:1]), 0.02)[0].end_ms == 40
 
 
 def test_odd_times_give_ordered_cues_of_positive_length():
@@ -202,7 +210,7 @@ def test_a_word_longer_than_a_line_is_cut():
 def test_segments_serve_where_there_are_no_words():
     segments = [Segment("one two", 1.0, 2.0), Segment("three", 2.1, 3.0, (WordTiming("three", 2.2, 2.9),))]
     cues = subtitle_cues(output("one two three", segments=segments))
-    assert cues == [(1000, 2000, ("one two",)), (2200, 2900, ("three",))]
+    assert cues == [(1000, 2000, ("one two",)), (2200, 3000, ("three",))]
 
 
 def test_text_without_times_is_refused():

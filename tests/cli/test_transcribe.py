@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import re
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from rich.cells import cell_len
@@ -15,6 +21,7 @@ from oasr_core.cli import transcribe as module
 from oasr_core.cli.formats import OutputFormat, ResultWriter
 from oasr_core.cli.transcribe import Display, Mode, Transcriber, app, check_files, plan
 from oasr_core.errors import ConfigError, InvalidAudioError, OasrError, RequestRefusedError, UnknownRequestError
+from oasr_core.registry import registry
 from oasr_core.request import DecodingOptions, RequestOutput
 
 
@@ -80,26 +87,20 @@ class ScriptedEngine:
         return not self.forgets and bool(self.ended)
 
 
-@pytest.fixture(autouse=True)
-def _files_are_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the tests with a scripted engine a file's samples are the characters of its name."""
-
-    def load(file: str, sample_rate: int) -> SimpleNamespace:
-        if file.startswith("missing"):
-            raise InvalidAudioError(f"{file}: no such file")
-        samples = ["poison"] if file == "poison" else list(file)
-        return SimpleNamespace(samples=samples, sample_rate=sample_rate, duration=len(file) / sample_rate)
-
-    monkeypatch.setattr(module, "_load", load)
+def load(file: str, sample_rate: int) -> SimpleNamespace:
+    """For the scripted engine a file's samples are the characters of its name."""
+    if file.startswith("missing"):
+        raise InvalidAudioError(f"{file}: no such file")
+    samples = ["poison"] if file == "poison" else list(file)
+    return SimpleNamespace(samples=samples, sample_rate=sample_rate, duration=len(file) / sample_rate)
 
 
-def transcribe(
-    engine: ScriptedEngine, files: list[str], *, limit: int = 2, feed: int = 0, display: Display | None = None
-):
+def transcribe(engine: ScriptedEngine, files: list[str], *, limit=2, feed=0, display: Display | None = None):
     out, err = io.StringIO(), io.StringIO()
     writer = ResultWriter(files, OutputFormat.jsonl, out, err)
     display = display or Display(len(files))
-    Transcriber(engine, files, writer, display, DecodingOptions(), limit=limit, feed_samples=feed).run()  # type: ignore[arg-type]
+    with patch.object(module, "_load", load):
+        Transcriber(engine, files, writer, display, DecodingOptions(), limit=limit, feed_samples=feed).run()
     return [json.loads(line) for line in out.getvalue().splitlines()], err.getvalue(), writer.failed
 
 
@@ -177,15 +178,15 @@ def test_a_lost_request_does_not_hang(feed: int):
 
 def test_partials_reach_the_display():
     class Recording(Display):
-        seen: list[tuple[int, str, str]]
+        seen: list[tuple[int, str, str, float]]
 
-        def partial(self, index: int, file: str, text: str) -> None:
-            self.seen.append((index, file, text))
+        def partial(self, index: int, file: str, text: str, fed_seconds: float) -> None:
+            self.seen.append((index, file, text, fed_seconds))
 
     display = Recording(1)
     display.seen = []
     transcribe(ScriptedEngine(), ["abcdef"], feed=2, display=display)
-    assert display.seen == [(0, "abcdef", "ab"), (0, "abcdef", "abcd")]
+    assert display.seen == [(0, "abcdef", "ab", 0.002), (0, "abcdef", "abcd", 0.004)]
 
 
 def test_a_terminal_shows_bar_and_partials_and_is_left_clean():
@@ -193,8 +194,8 @@ def test_a_terminal_shows_bar_and_partials_and_is_left_clean():
     console = Console(file=terminal, force_terminal=True, width=40, height=5, color_system=None)
     text = "the end of a long partial transcript stays in sight: two seven"
     with Display(2, console) as display:
-        display.partial(0, "some/folder/a-name-that-is-rather-long.wav", text)
-        display.partial(1, "[b].wav", "你好世界" * 20)
+        display.partial(0, "some/folder/a-name-that-is-rather-long.wav", text, 1.0)
+        display.partial(1, "[b].wav", "你好世界" * 20, 1.0)
         with display.hidden():
             terminal.write("RESULT\n")
         display.done(0)
@@ -208,25 +209,35 @@ def test_a_terminal_shows_bar_and_partials_and_is_left_clean():
     assert drawn.rstrip().endswith("\x1b[2K")  # what was drawn last is erased
 
 
+def test_partial_lines_are_written_once_each(capsys: pytest.CaptureFixture[str]):
+    display = Display(2, partial_lines=True)
+    for text in ("", "one", "one", "one two"):
+        display.partial(0, "a.wav", text, 1.28)
+    assert capsys.readouterr().err == "   1.28 s  a.wav: one\n   1.28 s  a.wav: one two\n"
+    display = Display(1, partial_lines=True)
+    display.partial(0, "a.wav", "one", 12.0)
+    assert capsys.readouterr().err == "  12.00 s  one\n"
+
+
 # --- plan and checks ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("mode", "flags", "feed_ms", "streaming"),
+    ("mode", "flags", "feed_ms", "partials", "service_mode"),
     [
-        (Mode.auto, {}, None, False),
-        (Mode.offline, {}, None, False),
-        (Mode.streaming, {}, None, True),
-        (Mode.auto, {"chunk_size": 8}, None, True),
-        (Mode.auto, {}, 20.0, True),
-        (Mode.auto, {"service_mode": "streaming"}, None, True),
-        (Mode.auto, {"service_mode": "mixed"}, None, False),
+        (Mode.auto, {}, None, False, "mixed"),
+        (Mode.offline, {}, None, False, "offline"),
+        (Mode.streaming, {}, None, False, "streaming"),
+        (Mode.streaming, {"service_mode": "mixed"}, None, False, "streaming"),
+        (Mode.auto, {"chunk_size": 8}, None, False, "streaming"),
+        (Mode.auto, {}, 20.0, False, "streaming"),
+        (Mode.auto, {}, None, True, "streaming"),
+        (Mode.auto, {"service_mode": "streaming"}, None, False, "streaming"),
+        (Mode.auto, {"service_mode": "offline"}, None, False, "offline"),
     ],
 )
-def test_mode(mode: Mode, flags: dict[str, object], feed_ms: float | None, streaming: bool):
-    config, streams = plan(None, {"ckpt_dir": "m", **flags}, mode, feed_ms)
-    assert streams is streaming
-    assert config.service_mode == ("streaming" if streaming else "offline")
+def test_mode(mode: Mode, flags: dict[str, object], feed_ms: float | None, partials: bool, service_mode: str):
+    assert plan(None, {"ckpt_dir": "m", **flags}, mode, feed_ms, partials).service_mode == service_mode
 
 
 @pytest.mark.parametrize(
@@ -234,7 +245,7 @@ def test_mode(mode: Mode, flags: dict[str, object], feed_ms: float | None, strea
     [
         (Mode.offline, {"chunk_size": 8}, None, "have no effect with --mode offline"),
         (Mode.offline, {}, 20.0, "have no effect with --mode offline"),
-        (Mode.streaming, {"service_mode": "offline"}, None, "does not serve streaming"),
+        (Mode.streaming, {"service_mode": "offline"}, None, r"'offline' \(flag\) does not serve streaming"),
         (Mode.offline, {"service_mode": "streaming"}, None, "does not serve offline"),
         (Mode.auto, {"service_mode": "offline"}, 20.0, "does not serve streaming"),
         (Mode.streaming, {}, 0.0, "positive number"),
@@ -244,7 +255,7 @@ def test_mode(mode: Mode, flags: dict[str, object], feed_ms: float | None, strea
 )
 def test_contradictions_are_refused(mode: Mode, flags: dict[str, object], feed_ms: float | None, message: str):
     with pytest.raises(ConfigError, match=message):
-        plan(None, {"ckpt_dir": "m", **flags}, mode, feed_ms)
+        plan(None, {"ckpt_dir": "m", **flags}, mode, feed_ms, False)
 
 
 def test_check_files(tmp_path: Path):
@@ -278,3 +289,182 @@ def test_usage_errors_exit_with_2(arguments: list[str], message: str):
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
+
+
+# --- through the engine ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def oasr_transcribe(wenet_digits: Path):
+    """Runs ``oasr transcribe`` on the trained digits checkpoint in fp32."""
+
+    def run(*arguments: str | Path, stdin: bytes | None = None):
+        fixed = ["--model", str(wenet_digits), "--device", "cpu", "--dtype", "float32"]
+        return CliRunner().invoke(app, [*map(str, arguments), *fixed], input=stdin)
+
+    return run
+
+
+def references(wenet_digits: Path) -> dict[str, str]:
+    """File name stem -> what is said in it."""
+    lines = (wenet_digits / "test_wavs" / "text").read_text().splitlines()
+    return dict(line.split("\t") for line in lines)
+
+
+def wavs(wenet_digits: Path, *numbers: int) -> list[Path]:
+    """Some of the test recordings."""
+    return [next((wenet_digits / "test_wavs").glob(f"utt{number:02d}_*.wav")) for number in numbers]
+
+
+@pytest.mark.parametrize("mode", ["auto", "offline", "streaming"])
+def test_text(oasr_transcribe, wenet_digits: Path, mode: str):
+    files = wavs(wenet_digits, 3, 0, 2)
+    result = oasr_transcribe(*files, "--mode", mode)
+    assert result.exit_code == 0, result.stderr
+    said = references(wenet_digits)
+    assert result.stdout.splitlines() == [f"{file}\t{said[file.stem]}" for file in files]
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("mode", ["offline", "streaming"])
+def test_jsonl_and_one_bad_file(oasr_transcribe, wenet_digits: Path, tmp_path: Path, mode: str):
+    bad = tmp_path / "bad.wav"
+    bad.write_bytes(b"RIFF but not really")
+    one, three = wavs(wenet_digits, 1, 3)
+    result = oasr_transcribe(one, bad, three, "--mode", mode, "--format", "jsonl", "--word-timestamps")
+    assert result.exit_code == 1
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert set(rows[1]) == {"file", "error"}
+    assert rows[1]["file"] == str(bad)
+    assert f"error: {bad}: " in result.stderr
+    for row, file in ((rows[0], one), (rows[2], three)):
+        assert list(row) == ["file", "text", "tokens", "score", "words", "finish_reason", "duration"]
+        assert row["file"] == str(file)
+        assert row["text"] == references(wenet_digits)[file.stem]
+        assert [word["word"] for word in row["words"]] == row["text"].split()
+        assert all(0 <= word["start"] <= word["end"] <= row["duration"] for word in row["words"])
+        assert (row["finish_reason"], len(row["tokens"]) > 0) == ("stop", True)
+        assert row["score"] < 0
+
+
+def test_streaming_gives_the_same_for_any_feed_and_batch(oasr_transcribe, wenet_digits: Path):
+    files = wavs(wenet_digits, 7, 1, 9)
+    outputs = set()
+    for more in ([], ["--feed-ms", "35", "--batch-size", "2"], ["--feed-ms", "1700", "--batch-size", "1"]):
+        result = oasr_transcribe(*files, "--mode", "streaming", "--format", "jsonl", *more)
+        assert result.exit_code == 0, result.stderr
+        outputs.add(re.sub(r'"score": [^,]*', "", result.stdout))
+    assert len(outputs) == 1
+
+
+def test_partials_as_lines(oasr_transcribe, wenet_digits: Path):
+    (file,) = wavs(wenet_digits, 16)
+    result = oasr_transcribe(file, "--partials", "--feed-ms", "320")
+    assert result.exit_code == 0
+    texts = [re.sub(r"^ +[0-9.]+ s  ", "", line) for line in result.stderr.splitlines()]
+    assert len(texts) >= 3
+    assert all(later.startswith(earlier) for earlier, later in pairwise([*texts, result.stdout.rstrip()]))
+
+
+def test_subtitles(oasr_transcribe, wenet_digits: Path, tmp_path: Path):
+    file, other = wavs(wenet_digits, 9, 1)
+    result = oasr_transcribe(file, "--format", "srt")
+    assert result.exit_code == 0
+    cues = [cue.split("\n") for cue in result.stdout.removesuffix("\n\n").split("\n\n")]
+    assert [cue[0] for cue in cues] == [str(number) for number in range(1, len(cues) + 1)]
+    clock = r"00:00:\d\d,\d{3}"
+    assert all(re.fullmatch(f"{clock} --> {clock}", cue[1]) for cue in cues)
+    assert " ".join(" ".join(cue[2:]) for cue in cues) == references(wenet_digits)[file.stem]
+    result = oasr_transcribe(file, other, "--format", "vtt", "--output-dir", tmp_path / "out")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert (tmp_path / "out" / f"{other.stem}.vtt").read_text().startswith("WEBVTT\n\n00:00:0")
+
+
+def test_standard_input(oasr_transcribe, wenet_digits: Path):
+    (file,) = wavs(wenet_digits, 2)
+    result = oasr_transcribe("-", "--format", "json", stdin=file.read_bytes())
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["file"], document["text"]) == ("-", references(wenet_digits)[file.stem])
+
+
+def test_no_samples_give_an_empty_final(oasr_transcribe, wenet_digits: Path, tmp_path: Path):
+    import soundfile
+
+    soundfile.write(tmp_path / "empty.wav", [], 16000)
+    soundfile.write(tmp_path / "click.wav", [0.1] * 20, 16000)
+    for mode in ("offline", "streaming"):
+        result = oasr_transcribe(tmp_path / "empty.wav", tmp_path / "click.wav", "--mode", mode, "--format", "jsonl")
+        assert result.exit_code == 0, result.stderr
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        assert [(row["text"], row["finish_reason"]) for row in rows] == [("", "stop"), ("", "stop")]
+    result = oasr_transcribe(tmp_path / "empty.wav", "--format", "vtt")
+    assert (result.exit_code, result.stdout) == (0, "WEBVTT\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--chunk-size", "0"], "chunk_size"),
+        (["--decode-method", "cct"], "Did you mean 'ctc'?"),
+        (["--decode-option", "beem=3"], "unknown option 'beem'"),
+        (["--device", "tpu"], "tpu"),
+    ],
+)
+def test_what_the_engine_refuses_exits_with_2(wenet_digits: Path, arguments: list[str], message: str):
+    (file,) = wavs(wenet_digits, 1)
+    result = CliRunner().invoke(app, [str(file), "--model", str(wenet_digits), *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
+def test_an_option_that_the_strategy_does_not_honour_exits_with_2(
+    oasr_transcribe, wenet_digits: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(registry("decode_strategies").get("ctc"), "honours", frozenset())
+    result = oasr_transcribe(*wavs(wenet_digits, 1, 2), "--word-timestamps", "--format", "jsonl")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("error:") == 1
+    assert "word_timestamps" in result.stderr
+
+
+def test_a_missing_model_exits_with_2():
+    result = CliRunner().invoke(app, ["a.wav", "--model", "no/such/model/anywhere"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no/such/model/anywhere" in result.stderr
+
+
+def test_a_configuration_file_and_set(wenet_digits: Path, tmp_path: Path):
+    (file,) = wavs(wenet_digits, 1)
+    settings = tmp_path / "c.yaml"
+    settings.write_text(f"ckpt_dir: {wenet_digits}\ndtype: float32\ndevice: cpu\nservice_mode: streaming\n")
+    result = CliRunner().invoke(app, [str(file), "--config", str(settings), "--set", "chunk_size=8"])
+    assert (result.exit_code, result.stdout) == (0, references(wenet_digits)[file.stem] + "\n"), result.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
+def test_a_real_terminal_shows_partials_and_the_pipe_gets_the_text(wenet_digits: Path):
+    import pty
+
+    (file,) = wavs(wenet_digits, 16)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "oasr_core.cli.main", "transcribe", str(file), "--model", str(wenet_digits)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    process = subprocess.Popen(
+        [*command, "--mode", "streaming", "--dtype", "float32", "--device", "cpu"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environment,
+    )
+    os.close(theirs)
+    screen = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while piece := os.read(ours, 4096):
+            screen += piece
+    os.close(ours)
+    text, _ = process.communicate()
+    assert (process.returncode, text.decode()) == (0, references(wenet_digits)[file.stem] + "\n")
+    shown = screen.decode()
+    assert "streaming in chunks of 640 ms" in shown
+    assert f"{file.name}: " in shown
+    assert "0/1" in shown

@@ -68,7 +68,7 @@ def test_counts_of_words(ref: str, hyp: str, counts: tuple[int, int, int]):
 
 def test_long_texts_take_no_quadratic_memory_and_little_time():
     ref = [str(i % 97) for i in range(3000)]
-    assert count_errors(ref, ref[:1000] + ["x"] + ref[1001:]) == ErrorCounts(1, 0, 0, 3000)
+    assert count_errors(ref, [*ref[:1000], "x", *ref[1001:]]) == ErrorCounts(1, 0, 0, 3000)
 
 
 def test_counts_add_up_and_give_a_rate():
@@ -95,6 +95,7 @@ def test_characters_are_counted_without_whitespace():
         ("5 € + 3 %", "5 € + 3"),
         ("¿Qué?", "qué"),
         ("... ' !", ""),
+        ("e'\u0301", "é"),
         ("", ""),
     ],
 )

@@ -190,7 +190,7 @@ def test_configuration_refusals(make_engine):
         make_engine(device="cuda:99")
     with pytest.raises(ConfigError, match="'cpux' is not a device"):
         make_engine(device="cpux")
-    with pytest.raises(PluginError, match=r"fcfs \(oasr-core\), window"):
+    with pytest.raises(PluginError, match=r"fcfs \(oasr-core\), sjf \(oasr-core\), window"):
         make_engine(schedule_policy="sjff")
     with pytest.raises(PluginError, match="oasr-wfst"):
         make_engine(decode_method="ctc_wfst")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oasr_core.scheduling.options import BatchingOptions
-from oasr_core.scheduling.policies import Candidate, FcfsPolicy, WindowPolicy, fits
+from oasr_core.scheduling.policies import BucketPolicy, Candidate, FcfsPolicy, SjfPolicy, WindowPolicy, fits
 
 
 def waiting(*costs):
@@ -87,3 +87,14 @@ def test_window_is_the_best_of_all_length_runs(costs, size, budget):
             best = (count, min(options_of_size))
             break
     assert (len(chosen), padding(chosen)) == best
+
+
+def test_bucket_fills_behind_the_oldest_in_queue_order():
+    options = BatchingOptions(max_batch_size=3, length_bucket_ratio=0.5)
+    assert BucketPolicy().select(waiting(100, 10, 150, 60, 90), options) == [0, 2, 4]
+    assert BucketPolicy().window(options) == 12
+
+
+def test_sjf_takes_candidates_shortest_first():
+    assert SjfPolicy.shortest_first
+    assert SjfPolicy().select(waiting(5, 6, 7), BatchingOptions(max_batch_size=2)) == [0, 1]

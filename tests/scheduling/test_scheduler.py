@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from oasr_core.errors import PluginContractError
 from oasr_core.request import DecodingOptions, Request
 from oasr_core.scheduling.options import BatchingOptions
 from oasr_core.scheduling.partition import CountPartition
-from oasr_core.scheduling.policies import BatchingPolicy, Candidate, FcfsPolicy, WindowPolicy
+from oasr_core.scheduling.policies import BatchingPolicy, BucketPolicy, Candidate, FcfsPolicy, SjfPolicy, WindowPolicy
 from oasr_core.scheduling.scheduler import Scheduler
 from oasr_core.testing.clock import FakeClock
 
@@ -86,7 +87,7 @@ class LatestFirst(BatchingPolicy):
         return list(range(len(candidates) - 1, -1, -1))[: options.max_batch_size]
 
 
-@pytest.mark.parametrize("policy", [FcfsPolicy(), WindowPolicy(), LatestFirst()])
+@pytest.mark.parametrize("policy", [FcfsPolicy(), WindowPolicy(), BucketPolicy(), SjfPolicy(), LatestFirst()])
 def test_no_policy_lets_a_request_wait_past_the_bound(policy):
     """At load equal to capacity (4 short requests a 50 ms step, batch 4) a long one is in the next batch after
     0.2 s.
@@ -124,7 +125,7 @@ def test_a_policy_that_breaks_its_contract_is_named():
 
     sched, _ = scheduler(Wrong())
     sched.add(request("a"))
-    with pytest.raises(ValueError, match=r"batching policy Wrong chose \[99\] of 1 candidates"):
+    with pytest.raises(PluginContractError, match=r"batching policy Wrong chose \[99\] of 1 candidates"):
         sched.schedule()
 
 
@@ -154,3 +155,69 @@ def test_a_waiting_request_can_be_finished():
     sched.finish_request("bs")
     assert sched.num_waiting == 2
     assert names(sched.schedule().offline_batch) == ["a"]
+
+
+def test_sjf_serves_the_shortest_of_the_most_urgent():
+    sched, _ = scheduler(SjfPolicy(), max_batch_size=2)
+    for name, cost, priority in (("long", 90, 0), ("low", 1, 5), ("short", 10, 0), ("mid", 40, 0)):
+        sched.add(request(name, cost, priority=priority))
+    assert names(sched.schedule().offline_batch) == ["short", "mid"]
+    assert names(sched.schedule().offline_batch) == ["long", "low"]
+
+
+def test_preferred_sizes_snap_down_and_hold():
+    sched, clock = scheduler(max_batch_size=8, preferred_batch_size=[2, 4], max_wait_time=0.2)
+    for i in range(7):
+        sched.add(request(f"r{i}"))
+    assert len(sched.schedule().offline_batch) == 4
+    assert len(sched.schedule().offline_batch) == 2
+    assert sched.schedule().offline_batch == []  # one is left, below the smallest: held
+    deadline = sched.next_deadline()
+    assert deadline == pytest.approx(0.2)
+    clock.advance(0.1)
+    assert sched.seconds_until(deadline) == pytest.approx(0.1)
+    clock.advance(0.1)
+    assert names(sched.schedule().offline_batch) == ["r6"]
+    assert sched.next_deadline() is None
+
+
+def test_preferred_sizes_for_streams():
+    sched, clock = scheduler(max_batch_size=8, preferred_batch_size=[4], max_wait_time=0.2)
+    for i in range(6):
+        sched.add(request(f"s{i}", streaming=True))
+    assert len(sched.schedule().newly_admitted) == 4
+    assert sched.schedule().newly_admitted == []
+    clock.advance(0.2)
+    assert len(sched.schedule().newly_admitted) == 2
+
+
+def test_preferred_sizes_respect_the_guards():
+    """Of five that wait, the guards let three share a batch: the preferred two of them go."""
+    sched, _ = scheduler(WindowPolicy(), max_batch_size=8, preferred_batch_size=[2, 5], length_bucket_ratio=0.9)
+    for name, cost in (("a", 100), ("b", 101), ("c", 102), ("d", 500), ("e", 900)):
+        sched.add(request(name, cost))
+    assert names(sched.schedule().offline_batch) == ["a", "b"]
+
+
+@pytest.mark.parametrize("policy", [FcfsPolicy(), WindowPolicy(), BucketPolicy(), SjfPolicy(), LatestFirst()])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_above_capacity_the_overdue_are_served_oldest_first(policy, streaming):
+    """Twice the capacity arrives; whoever is overdue is served in order of age, and nobody younger before him."""
+    sched, clock = scheduler(policy, max_batch_size=4, max_wait_time=0.19)
+    arrivals: dict[str, float] = {}
+    count = 0
+    for step in range(60):
+        for _ in range(8):
+            name = f"r{count}"
+            count += 1
+            arrivals[name] = clock.now
+            sched.add(request(name, 1000 if count % 9 == 0 else 50, streaming=streaming, priority=count % 3))
+        output = sched.schedule()
+        served = names(output.newly_admitted if streaming else output.offline_batch)
+        waiting = [arrivals[r.request_id] for r in sched.requests() if r.request_id not in served]
+        overdue_left = [arrival for arrival in waiting if clock.now - arrival >= 0.19]
+        if overdue_left:
+            assert max(arrivals[name] for name in served) <= min(overdue_left)
+        for name in served:
+            sched.finish_request(name)
+        clock.advance(0.05)
