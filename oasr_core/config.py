@@ -88,8 +88,6 @@ COMPONENTS: tuple[type[BaseModel], ...] = (
 #: Field -> what has to come before any value but the default can be served.
 NOT_SERVED: Mapping[str, str] = {
     "quantization": "quantization schemes",
-    "preferred_batch_size": "preferred batch sizes",
-    "overlap_admit": "admission on a thread",
     "decode_admit_window_ms": "autoregressive decoding",
     "decode_kv_budget_gib": "autoregressive decoding",
     "decode_steps_per_tick": "autoregressive decoding",

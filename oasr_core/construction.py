@@ -14,7 +14,7 @@ from oasr_core.cache.options import CacheOptions
 from oasr_core.checkpoints.bundle import CheckpointBundle, TokenizerSpec
 from oasr_core.checkpoints.load import LoadReport, load_model
 from oasr_core.checkpoints.resolve import resolve_checkpoint
-from oasr_core.config import EngineConfig, Origin
+from oasr_core.config import EngineConfig
 from oasr_core.decoding.base import DecodeContext, DecodeStrategy, Mode
 from oasr_core.errors import ConfigError, RequestRefusedError, did_you_mean
 from oasr_core.executors.offline import OfflineExecutor
@@ -48,7 +48,6 @@ class EngineParts:
     """Everything that an engine owns. ``no_streaming`` and ``no_offline`` say why a mode is not served."""
 
     config: EngineConfig
-    origins: dict[str, Origin]
     bundle: CheckpointBundle
     load_report: LoadReport
     parameters: int
@@ -127,7 +126,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     bundle = resolve_checkpoint(
         config.ckpt_dir, architecture=config.architecture, checkpoint_name=config.checkpoint_name
     )
-    config, origins = adopt_checkpoint(config, bundle)
+    config = config.replace(**adopted_values(config, bundle))
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     frontend = build_frontend(config, bundle)
@@ -166,7 +165,6 @@ def build_parts(config: EngineConfig) -> EngineParts:
     )
     parts = EngineParts(
         config=config,
-        origins=origins,
         bundle=bundle,
         load_report=report,
         parameters=parameters,
@@ -190,8 +188,8 @@ def build_parts(config: EngineConfig) -> EngineParts:
     return parts
 
 
-def adopt_checkpoint(config: EngineConfig, bundle: CheckpointBundle) -> tuple[EngineConfig, dict[str, Origin]]:
-    """Fill what was not set explicitly from the checkpoint; say where each value comes from."""
+def adopted_values(config: EngineConfig, bundle: CheckpointBundle) -> dict[str, Any]:
+    """What the checkpoint says about options that were not set explicitly."""
     offered: dict[str, Any] = {
         "audio_scale": bundle.feature.audio_scale,
         "decode_method": bundle.decoding.decode_method,
@@ -201,12 +199,10 @@ def adopt_checkpoint(config: EngineConfig, bundle: CheckpointBundle) -> tuple[En
     adopted = {
         name: value for name, value in offered.items() if value is not None and name not in config.model_fields_set
     }
-    origins: dict[str, Origin] = dict.fromkeys(EngineConfig.model_fields, "default")
-    origins.update(dict.fromkeys(config.model_fields_set, "flag"))
-    origins.update(dict.fromkeys(adopted, "checkpoint"))
-    if bundle.decoding.options and bundle.decoding.decode_method == adopted.get("decode_method", config.decode_method):
+    method = adopted.get("decode_method", config.decode_method)
+    if bundle.decoding.options and bundle.decoding.decode_method == method:
         adopted["decode_options"] = {**bundle.decoding.options, **config.decode_options}
-    return config.replace(**adopted), origins
+    return adopted
 
 
 def resolve_device(name: str) -> torch.device:

@@ -26,6 +26,7 @@ from oasr_core.errors import (
     UnknownRequestError,
     did_you_mean,
 )
+from oasr_core.executors.admission import AdmissionThread
 from oasr_core.executors.failures import failed
 from oasr_core.frontend.input import Waveform
 from oasr_core.hooks import Observers
@@ -33,6 +34,9 @@ from oasr_core.model_runner import Tap
 from oasr_core.request import DecodingOptions, Request, RequestOutput
 
 logger = logging.getLogger(__name__)
+
+#: How long a call that waits for another thread's admission sleeps at most, in seconds.
+_POLL_SECONDS = 0.05
 
 Audio = Waveform | str | os.PathLike[str]
 
@@ -47,9 +51,9 @@ class ASREngine:
     def __init__(self, config: EngineConfig) -> None:
         """Load the checkpoint and build every part; raises ``OasrError`` for whatever cannot be served."""
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         parts = build_parts(config)
         self.config = parts.config
-        self.origins = parts.origins
         self.load_report = parts.load_report
         self._parts = parts
         self._inputs = parts.inputs
@@ -60,6 +64,8 @@ class ASREngine:
         self._ready: deque[RequestOutput] = deque()
         self._owned: dict[str, RequestOutput | None] = {}
         self._closed: deque[str] = deque(maxlen=4096)
+        self._preparing: dict[str, Request] = {}
+        self._admission = AdmissionThread(self._prepare) if self.config.overlap_admit else None
         self._progressed = False
         self._running_engine = True
         self.observers = Observers()
@@ -105,13 +111,13 @@ class ASREngine:
     def num_waiting(self) -> int:
         """Requests that wait for admission or for a batch."""
         with self._lock:
-            return self._scheduler.num_waiting
+            return self._scheduler.num_waiting + len(self._preparing)
 
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished or any output uncollected."""
         with self._lock:
-            return bool(self._scheduler.num_running or self._scheduler.num_waiting or self._ready)
+            return bool(self.num_running or self.num_waiting or self._ready)
 
     @property
     def tap(self) -> Tap | None:
@@ -146,18 +152,16 @@ class ASREngine:
             if streaming is False:
                 raise RequestRefusedError("an offline request needs audio; add_streaming_request() opens a stream")
             return self.add_streaming_request(sample_rate, priority, decoding, request_id)
+        if self._admission is not None and not self._mode(streaming):
+            with self._lock:
+                request = self._new_request(False, priority, decoding, request_id)
+                self._preparing[request.request_id] = request
+            self._admission.submit((request, audio, sample_rate))
+            return request.request_id
         samples = self._samples(audio, sample_rate)
         with self._lock:
             request = self._new_request(self._mode(streaming), priority, decoding, request_id)
-            request.num_samples = len(samples)
-            request.num_frames = self._inputs.num_frames(len(samples))
-            request.cost = self._parts.cost(request.num_frames)
-            request.audio_final = True
-            if request.streaming:
-                request.audio_chunks.append(samples)
-            else:
-                self._refuse_too_long(request)
-                request.audio = samples
+            self._attach(request, samples)
             self._admit(request)
         return request.request_id
 
@@ -226,8 +230,18 @@ class ASREngine:
             with self._lock:
                 outputs = self.step()
                 finals += [output for output in outputs if output.finished]
-                if not outputs and not self._progressed:
+                if not outputs and not self._progressed and not self._wait():
                     return finals
+
+    def _wait(self) -> bool:
+        """Where only time can help (admissions being prepared, requests held back), let some pass; else say so."""
+        hold = self._scheduler.hold_seconds()
+        if self._preparing:
+            hold = _POLL_SECONDS if hold is None else min(hold, _POLL_SECONDS)
+        if hold is None:
+            return False
+        self._changed.wait(hold)
+        return True
 
     def _tick(self) -> None:
         begun = time.perf_counter()
@@ -270,10 +284,11 @@ class ASREngine:
                 self._owned[output.request_id] = output
 
     def _release(self, output: RequestOutput) -> None:
-        request = self._scheduler.find_request(output.request_id)
+        request = self._lookup(output.request_id)
         if request is None:
             raise RuntimeError(f"a second terminal output for request {output.request_id!r}")
-        self._scheduler.finish_request(request.request_id)
+        if self._preparing.pop(request.request_id, None) is None:
+            self._scheduler.finish_request(request.request_id)
         if self._streaming is not None and request.streaming:
             self._streaming.close(request)
         self._closed.append(request.request_id)
@@ -301,10 +316,12 @@ class ASREngine:
                     if all(self._owned[request_id] is not None for request_id in ids):
                         return [output for request_id in ids if (output := self._owned[request_id]) is not None]
                     self._tick()
+                    if not self._progressed:
+                        self._wait()
         finally:
             with self._lock:
                 for request_id in ids:
-                    if self._scheduler.find_request(request_id) is not None:
+                    if self._lookup(request_id) is not None:
                         self.abort_request(request_id)
                     self._owned.pop(request_id, None)
 
@@ -333,8 +350,10 @@ class ASREngine:
             if not self._running_engine:
                 return
             self.observers.notify("oasr_engine_stopping", engine=self)
-            for request in self._scheduler.requests():
+            for request in [*self._scheduler.requests(), *self._preparing.values()]:
                 self.abort_request(request.request_id)
+            if self._admission is not None:
+                self._admission.close()
             self._running_engine = False
             if self._frozen:
                 gc_freeze.release()
@@ -375,9 +394,42 @@ class ASREngine:
         self._parts.validate(decoding, "streaming" if streaming else "offline")
         if request_id is None:
             request_id = uuid.uuid4().hex
-        elif self._scheduler.find_request(request_id) is not None:
+        elif self._lookup(request_id) is not None:
             raise RequestRefusedError(f"request id {request_id!r} is in use")
         return Request(request_id, streaming, decoding, priority)
+
+    def _attach(self, request: Request, samples: Tensor) -> None:
+        """Stamp whole audio on a request."""
+        request.num_samples = len(samples)
+        request.num_frames = self._inputs.num_frames(len(samples))
+        request.cost = self._parts.cost(request.num_frames)
+        request.audio_final = True
+        if request.streaming:
+            request.audio_chunks.append(samples)
+        else:
+            self._refuse_too_long(request)
+            request.audio = samples
+
+    def _prepare(self, item: tuple[Request, Audio, int | None]) -> None:
+        """On the admission thread: look at the audio without the lock, then queue the request unless it was withdrawn."""
+        request, audio, sample_rate = item
+        error: Exception | None = None
+        try:
+            samples = self._samples(audio, sample_rate)
+            self._attach(request, samples)
+        except Exception as caught:
+            error = caught
+        with self._lock:
+            if request.request_id in self._preparing:
+                if error is not None:
+                    self._route(failed([request], "offline_prep", error), self._ready)
+                else:
+                    del self._preparing[request.request_id]
+                    self._admit(request)
+            self._changed.notify_all()
+
+    def _lookup(self, request_id: str) -> Request | None:
+        return self._scheduler.find_request(request_id) or self._preparing.get(request_id)
 
     def _admit(self, request: Request) -> None:
         self._scheduler.add(request)
@@ -399,7 +451,7 @@ class ASREngine:
             )
 
     def _find(self, request_id: str) -> Request:
-        request = self._scheduler.find_request(request_id)
+        request = self._lookup(request_id)
         if request is None:
             if request_id in self._closed:
                 raise StreamClosedError(f"request {request_id!r} has finished")

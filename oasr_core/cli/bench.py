@@ -8,27 +8,22 @@ from __future__ import annotations
 import json
 import platform
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oasr_core.cli.options import engine_flags, report
-from oasr_core.cli.transcribe import Mode, plan, start_engine
-from oasr_core.errors import ConfigError, OasrError, RequestRefusedError
+from oasr_core.cli.load_generator import LoadGenerator, Run, Utterance
+from oasr_core.cli.options import engine_flags, report, resolve_sources
+from oasr_core.errors import ConfigError, OasrError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from oasr_core.audio import Audio
     from oasr_core.config import EngineConfig
     from oasr_core.engine import ASREngine
-    from oasr_core.request import RequestOutput
 
 OASR_API = {"commands": "1.0"}
 
@@ -89,11 +84,14 @@ def bench(
 ) -> None:
     """Measure accuracy, speed, latency and memory on a manifest.
 
-    A closed loop keeps a fixed number of requests in the engine; decoding of audio files is not on the clock. Latency is
-    the time from submission to the final (offline) or from the last piece fed to the final (streaming, fed one stride a
-    step as fast as the engine takes it). The row goes to standard output, a table to standard error.
+    A closed loop keeps a fixed number of requests in the engine; decoding of audio files is not on the clock. Latency
+    is the time from submission to the final (streaming: from the last piece to the final), first_partial the time from
+    the first piece to the first output with text; streams are fed one stride a step, as fast as the engine takes it.
+    The row goes to standard output, a table to standard error.
     """
     from rich.console import Console
+
+    from oasr_core.engine import ASREngine
 
     console = Console(stderr=True, highlight=False)
     try:
@@ -110,8 +108,9 @@ def bench(
             dtype=dtype,
             max_batch_size=batch_size,
         )
-        engine_config, streaming = plan(config, flags, Mode(mode.value), None)
-        with start_engine(engine_config, streaming) as engine:
+        engine_config = plan(config, flags, mode)
+        streaming = mode is BenchMode.streaming
+        with ASREngine(engine_config) as engine:
             places = in_flight or engine.config.max_batch_size
             LoadGenerator(engine, streaming=streaming, in_flight=places).run(utterances[:warmup])
             _reset_cuda_peak(engine)
@@ -140,12 +139,18 @@ def bench(
 # --- what goes in ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Utterance:
-    """One line of a manifest."""
+def plan(config_file: Path | None, flags: Mapping[str, Any], mode: BenchMode) -> EngineConfig:
+    """Resolve the settings for an engine that serves ``mode`` alone.
 
-    audio: Path
-    text: str
+    Raises ``ConfigError`` where there is no model, or another ``service_mode`` is set.
+    """
+    config, origins = resolve_sources(config_file, flags)
+    if not config.ckpt_dir:
+        raise ConfigError("no model is given: add --model DIR|NAME|HUB_ID; 'oasr models' shows the installed names")
+    if config.service_mode not in ("mixed", mode.value):
+        origin = origins["service_mode"]
+        raise ConfigError(f"service_mode={config.service_mode!r} ({origin}) does not serve --mode {mode.value}")
+    return config.replace(service_mode=mode.value)
 
 
 def load_manifest(path: Path, limit: int | None = None) -> list[Utterance]:
@@ -204,175 +209,6 @@ def _parse_object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-# --- the measured loop ----------------------------------------------------------------------------------------------
-
-
-class Stopwatch:
-    """Seconds of :func:`time.perf_counter`, less those spent in :meth:`paused`."""
-
-    def __init__(self) -> None:
-        self._paused = 0.0
-
-    def __call__(self) -> float:
-        return time.perf_counter() - self._paused
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave what happens inside out of the measurement."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._paused += time.perf_counter() - begun
-
-
-@dataclass(slots=True)
-class Measured:
-    """One utterance under way or done; times are of the stopwatch, in seconds.
-
-    ``shown`` holds, for each output with a stable prefix, the seconds of audio fed, the characters of the text and those
-    of them that are stable.
-    """
-
-    utterance: Utterance
-    duration: float = 0.0
-    audio: Audio | None = None
-    fed: int = 0
-    begun: float = 0.0
-    ended: float = 0.0
-    first_text: float | None = None
-    final: float | None = None
-    text: str = ""
-    error: str | None = None
-    shown: list[tuple[float, int, int]] = field(default_factory=list)
-
-    def stable_prefix_lags(self) -> list[float]:
-        """For each character of the final text, the seconds of audio fed between its first showing and its stability."""
-        shown_at: list[float] = []
-        lags: list[float] = []
-        for fed, length, stable in self.shown:
-            shown_at += [fed] * (length - len(shown_at))
-            lags += [fed - since for since in shown_at[len(lags) : stable]]
-        return lags
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """All utterances in the order of the manifest, and the seconds that the engine took for them."""
-
-    measured: list[Measured]
-    wall_seconds: float
-
-
-class LoadGenerator:
-    """Keeps ``in_flight`` requests in the engine until every utterance is done."""
-
-    def __init__(
-        self, engine: ASREngine, *, streaming: bool, in_flight: int, console: Console | None = None
-    ) -> None:
-        """With a ``console`` that is a terminal, progress is shown on it."""
-        self._engine = engine
-        self._stride = engine.stride_samples if streaming else 0
-        self._in_flight = in_flight
-        self._console = console
-        self._clock = Stopwatch()
-        self._live: dict[str, Measured] = {}
-
-    def run(self, utterances: Sequence[Utterance]) -> Run:
-        """Transcribe and time; an utterance's own failure is kept with it, an engine's is raised."""
-        measured = [Measured(utterance) for utterance in utterances]
-        waiting = iter(measured)
-        started = self._clock()
-        with self._progress(len(measured)) as advance:
-            while self._admit(waiting):
-                self._feed()
-                outputs = self._engine.step()
-                now = self._clock()
-                for output in outputs:
-                    self._receive(output, now)
-                fed = all(job.audio is None for job in self._live.values())
-                if self._live and fed and not outputs and not self._engine.has_work:
-                    raise OasrError(f"the engine has no work left, but {len(self._live)} utterances have no final output")
-                with self._clock.paused():
-                    advance(sum(output.finished for output in outputs))
-        return Run(measured, self._clock() - started)
-
-    def _admit(self, waiting: Iterator[Measured]) -> bool:
-        """Fill the free places; returns whether any request is under way."""
-        while len(self._live) < self._in_flight:
-            job = next(waiting, None)
-            if job is None:
-                break
-            try:
-                with self._clock.paused():
-                    audio = load(job.utterance.audio, self._engine.sample_rate)
-                job.duration = audio.duration
-                job.begun = self._clock()
-                if self._stride:
-                    job.audio = audio
-                    request_id = self._engine.add_streaming_request()
-                else:
-                    request_id = self._engine.add_request(audio.samples, streaming=False)
-            except RequestRefusedError:
-                raise
-            except OasrError as error:
-                job.error = str(error)
-            else:
-                self._live[request_id] = job
-        return bool(self._live)
-
-    def _feed(self) -> None:
-        """Give every stream its next stride."""
-        for request_id, job in self._live.items():
-            if job.audio is None:
-                continue
-            piece = job.audio.samples[job.fed : job.fed + self._stride]
-            job.ended = self._clock()
-            if job.fed == 0:
-                job.begun = job.ended
-            job.fed += len(piece)
-            last = job.fed >= len(job.audio.samples)
-            self._engine.feed_chunk(request_id, piece, is_last=last)
-            if last:
-                job.audio = None
-
-    def _receive(self, output: RequestOutput, now: float) -> None:
-        job = self._live[output.request_id]
-        if job.first_text is None and output.text:
-            job.first_text = now
-        stable = getattr(output, "stable_prefix_chars", None)
-        if stable is not None:
-            length = len(output.text)
-            job.shown.append((job.fed / self._engine.sample_rate, length, length if output.finished else stable))
-        if not output.finished:
-            return
-        del self._live[output.request_id]
-        if output.finish_reason in ("stop", "length"):
-            job.final, job.text = now, output.text
-        else:
-            stage = f" (stage {output.error_stage})" if output.error_stage else ""
-            job.error = f"{output.error or output.finish_reason}{stage}"
-
-    @contextmanager
-    def _progress(self, total: int) -> Iterator[Any]:
-        """A function that advances the progress bar; the bar is drawn off the clock and by no thread of its own."""
-        from rich.progress import Progress
-
-        if self._console is None or not self._console.is_terminal:
-            yield lambda done: None
-            return
-        with Progress(console=self._console, transient=True, auto_refresh=False) as progress:
-            task = progress.add_task("measuring", total=total)
-            yield lambda done: progress.update(task, advance=done, refresh=True) if done else None
-
-
-def load(path: Path, sample_rate: int) -> Audio:
-    """Decode a file to the model's sampling rate."""
-    from oasr_core.audio import load_audio
-
-    return load_audio(path, sample_rate=sample_rate)
-
-
 # --- what comes out -------------------------------------------------------------------------------------------------
 
 
@@ -391,8 +227,7 @@ def summarise(run: Run, metric: BenchMetric, normalise: bool) -> dict[str, Any]:
     total = sum(counts, ErrorCounts())
     interval = bootstrap_interval([count.errors for count in counts], [count.reference for count in counts])
     audio_seconds = sum(job.duration for job in done)
-    streamed = any(job.fed or job.ended for job in done)
-    latencies = [1e3 * (job.final - (job.ended if streamed else job.begun)) for job in done if job.final is not None]
+    latencies = [1e3 * (job.final - job.ended) for job in done if job.final is not None]
     firsts = [1e3 * (job.first_text - job.begun) for job in done if job.first_text is not None]
     return {
         "utterances": len(run.measured),
@@ -407,7 +242,7 @@ def summarise(run: Run, metric: BenchMetric, normalise: bool) -> dict[str, Any]:
         "insertions": total.insertions,
         "reference_units": total.reference,
         "latency_ms": percentiles(latencies),
-        "first_partial_ms": percentiles(firsts) if streamed else None,
+        "first_partial_ms": percentiles(firsts) if run.streaming else None,
         "stable_prefix_lag_s": percentiles([lag for job in done for lag in job.stable_prefix_lags()]),
     }
 

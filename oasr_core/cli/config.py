@@ -75,13 +75,11 @@ def adopt(config: EngineConfig, origins: dict[str, Origin]) -> EngineConfig:
     Raises ``OasrError`` where there is no such checkpoint or it cannot be read.
     """
     from oasr_core.checkpoints.resolve import resolve_checkpoint
-    from oasr_core.construction import adopt_checkpoint
+    from oasr_core.construction import adopted_values
 
     bundle = resolve_checkpoint(
         config.ckpt_dir, architecture=config.architecture, checkpoint_name=config.checkpoint_name
     )
-    adopted, sources = adopt_checkpoint(config, bundle)
-    for name, value in adopted:
-        if origins[name] == "default" and (sources[name] == "checkpoint" or value != getattr(config, name)):
-            origins[name] = "checkpoint"
-    return adopted
+    adopted = adopted_values(config, bundle)
+    origins.update({name: "checkpoint" for name in adopted if origins[name] == "default"})
+    return config.replace(**adopted)

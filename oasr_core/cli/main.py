@@ -18,6 +18,7 @@ from oasr_core.registry import OasrPluginWarning, registry
 #: One line for each first-party command, so that ``oasr --help`` imports none.
 SUMMARIES = {
     ("oasr-core", "transcribe"): "Transcribe audio files.",
+    ("oasr-core", "bench"): "Measure accuracy, speed, latency and memory on a manifest.",
     ("oasr-core", "convert"): "Convert a checkpoint to the native format.",
     ("oasr-core", "plugins"): "List, show and check the installed plugins.",
     ("oasr-core", "models"): "List the pretrained models and model architectures that are installed.",

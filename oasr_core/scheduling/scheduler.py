@@ -97,18 +97,13 @@ class Scheduler:
         """Cut a batch into micro-batches; indices refer to the batch's order."""
         return self._partition.split(costs, encoder_frames, self._options)
 
-    def next_deadline(self) -> float | None:
-        """When the oldest waiting request becomes overdue, in seconds of the scheduler's clock; ``None`` if none waits.
-
-        A request that is held back for a preferred batch size goes then at the latest.
-        """
-        arrivals = [queue.oldest_arrival() for queue in (self._offline_waiting, self._streaming_waiting)]
-        known = [arrival for arrival in arrivals if arrival is not None]
-        return min(known) + self._options.max_wait_time if known else None
-
-    def seconds_until(self, deadline: float) -> float:
-        """Seconds from now to a time of the scheduler's clock."""
-        return deadline - self._clock()
+    def hold_seconds(self) -> float | None:
+        """How long, at most, requests that could run are still held back for a preferred size; ``None``: none is."""
+        held = [self._offline_waiting]
+        if len(self._running) < self._options.max_batch_size:
+            held.append(self._streaming_waiting)
+        arrivals = [arrival for queue in held if (arrival := queue.oldest_arrival()) is not None]
+        return max(min(arrivals) + self._options.max_wait_time - self._clock(), 0.0) if arrivals else None
 
     def _preferred(self, available: int) -> int:
         """The largest preferred size that ``available`` requests fill; 0 holds them back."""

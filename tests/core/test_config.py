@@ -130,7 +130,6 @@ def test_refusals_name_the_field(values, message):
 
 UNSERVED_VALUES = {
     "quantization": "int8_w8a8",
-    "preferred_batch_size": [8],
     "streaming_graph_batch_ladder": [1],
     "streaming_graph_pad_batch": True,
     "offline_graph_batch_buckets": [1],

@@ -261,6 +261,17 @@ def test_public_calls_of_other_threads_wait_for_the_step(make_engine, monkeypatc
     assert [output.text for output in engine.run()] == [spell(TOKENS)]
 
 
+def test_feature_defaults():
+    features = FeatureConfig()
+    assert (features.num_mel_bins, features.sample_rate, features.dither) == (80, 16000, 0.0)
+
+
+def test_defaults_of_fields_that_the_manual_lacks():
+    config = EngineConfig()
+    assert (config.cpu_memory_utilization, config.segmenter, config.output_transforms) == (0.5, None, [])
+    assert (config.decoder_type, config.ctc_decoder_config, config.wfst_decoder_config) == (None, None, None)
+
+
 def test_features_are_deterministic(wenet_digits):
     frontend = registry("frontends").get("fbank").from_options({}, 32768.0)
     audio = torch.sin(torch.arange(16000) * 0.05)[None]

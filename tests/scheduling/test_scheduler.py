@@ -172,13 +172,12 @@ def test_preferred_sizes_snap_down_and_hold():
     assert len(sched.schedule().offline_batch) == 4
     assert len(sched.schedule().offline_batch) == 2
     assert sched.schedule().offline_batch == []  # one is left, below the smallest: held
-    deadline = sched.next_deadline()
-    assert deadline == pytest.approx(0.2)
+    assert sched.hold_seconds() == pytest.approx(0.2)
     clock.advance(0.1)
-    assert sched.seconds_until(deadline) == pytest.approx(0.1)
+    assert sched.hold_seconds() == pytest.approx(0.1)
     clock.advance(0.1)
     assert names(sched.schedule().offline_batch) == ["r6"]
-    assert sched.next_deadline() is None
+    assert sched.hold_seconds() is None
 
 
 def test_preferred_sizes_for_streams():

@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from oasr_core.models.layers.activation import Activation, activate
 from oasr_core.models.layers.packing import onednn_serves
 
-# The row count that the packed layout is laid out for; other counts run on the same layout.
-_PACKED_ROWS = 512
-
 
 class Linear(nn.Linear):
     """``activation(x W^T + b)``, packed for oneDNN's fused kernel where that exists.
@@ -43,7 +40,7 @@ class Linear(nn.Linear):
         """Reorder the weight for the fused CPU kernel; where that kernel is missing, keep the plain form."""
         if self._packed is not None or not onednn_serves(self.weight, "_linear_pointwise", "_reorder_linear_weight"):
             return
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _PACKED_ROWS)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach())
         self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from oasr_conformer.encoder import ConformerEncoder
 from oasr_core.models.base import BaseAsrModel
 from oasr_core.models.layers import Linear, pack_modules
 
+# Rows of the softmax at a time on the CPU: what stays in the cache halves its cost.
+_ROWS = 128
+
 
 class CtcHead(nn.Module):
     """Interface ``ctc``."""
@@ -27,7 +30,14 @@ class CtcHead(nn.Module):
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """``(batch, frames, dim)`` to ``(batch, frames, vocab)`` float32 log posteriors."""
-        return F.log_softmax(self.ctc_lo(hidden), dim=-1, dtype=torch.float32)
+        logits = self.ctc_lo(hidden)
+        if logits.requires_grad or logits.device.type != "cpu":
+            return F.log_softmax(logits, dim=-1, dtype=torch.float32)
+        out = torch.empty(logits.shape, dtype=torch.float32)
+        rows = zip(logits.flatten(0, -2).split(_ROWS), out.flatten(0, -2).split(_ROWS), strict=True)
+        for part, into in rows:
+            torch.log_softmax(part, dim=-1, dtype=torch.float32, out=into)
+        return out
 
 
 class ConformerModel(BaseAsrModel):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from oasr_core.models.layers import Conv2d, LayerNorm, Linear
 
 # Bytes of the first convolution's output per call on the CPU: what stays in the cache of a core is read back cheaply.
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
