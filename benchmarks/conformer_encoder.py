@@ -1,11 +1,12 @@
 """Speed of a Conformer of real size with random weights, as a share of the matrix-multiplication limit.
 
-    python benchmarks/conformer_encoder.py [--dtype bfloat16 float32] [--threads 2] [--offline 1 8 32] [--streams 1 8 32]
+    python benchmarks/conformer_encoder.py [--dtype bfloat16 float32] [--threads 2]
+        [--offline 1 8 32] [--streams 1 8 32] [--seconds 3]
 
 12 blocks, d=512, 8 heads, feed forward 2048, kernel 15, vocabulary 5000; utterances of 10 s; streaming steps of 16
 encoder frames with 4 left chunks, and with 10 s of history. Encoder and CTC log posteriors are timed, features are not.
-The limit is ``1024x512 @ 512x2048`` in the same dtype, measured between the repetitions of every line; operations are counted
-from shapes (padding and what is computed twice at window borders do not count). Best of several repetitions.
+The limit is ``1024x512 @ 512x2048`` in the same dtype, measured between the repetitions of every line; operations are
+counted from shapes (padding and what is computed twice at window borders do not count). Best of several repetitions.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from oasr_conformer.random_weights import random_config, random_model
 
+from oasr_conformer.random_weights import random_config, random_model
 from oasr_core.cache.options import CacheOptions
 from oasr_core.cache.sizing import build_cache_config
 from oasr_core.cache.store import StreamStateStore

@@ -14,7 +14,7 @@ from oasr_core.cache.options import CacheOptions
 from oasr_core.checkpoints.bundle import CheckpointBundle, TokenizerSpec
 from oasr_core.checkpoints.load import LoadReport, load_model
 from oasr_core.checkpoints.resolve import resolve_checkpoint
-from oasr_core.config import EngineConfig
+from oasr_core.config import NO_EFFECT_YET, EngineConfig
 from oasr_core.decoding.base import DecodeContext, DecodeStrategy, Mode
 from oasr_core.errors import ConfigError, RequestRefusedError, did_you_mean
 from oasr_core.executors.offline import OfflineExecutor
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 logger = logging.getLogger(__name__)
+
+#: Length of the offline probe forward where the frontend has no fixed window.
+_PROBE_SECONDS = 30.0
 
 _Options = TypeVar("_Options", bound="BaseModel")
 
@@ -144,7 +147,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     runner = ModelRunner(model, strategy.consumes, build_graphs(config.options(GraphOptions), device), device, dtype)
     inputs = InputProcessor(frontend, device)
     frame_seconds = frontend.frame_seconds * model.encoder.subsampling_rate
-    outputs = OutputProcessor(tokenizer, frame_seconds)
+    outputs = OutputProcessor(tokenizer, frame_seconds, hold_unstable=config.hold_unstable_partials)
     batching = config.options(BatchingOptions)
     scheduler = Scheduler(
         batching,
@@ -156,7 +159,13 @@ def build_parts(config: EngineConfig) -> EngineParts:
     streaming = None
     if not no_streaming:
         settings = config.options(StreamingOptions)
-        backend = runner.enable_streaming(settings, config.options(CacheOptions), config.max_batch_size)
+        probe_seconds = None if no_offline else frontend.window_seconds or _PROBE_SECONDS
+        backend = runner.enable_streaming(
+            settings,
+            config.options(CacheOptions),
+            config.max_batch_size,
+            probe_frames=None if probe_seconds is None else round(probe_seconds / frontend.frame_seconds),
+        )
         streaming = StreamingExecutor(
             inputs, runner, backend, strategy, outputs, partial_interval=settings.partial_decode_interval
         )
@@ -183,6 +192,8 @@ def build_parts(config: EngineConfig) -> EngineParts:
         no_offline=no_offline,
     )
     logger.info("engine: %s", parts.describe())
+    for name in sorted(NO_EFFECT_YET & config.model_fields_set):
+        logger.warning("%s=%r is accepted and has no effect in this version", name, getattr(config, name))
     for plugin in active_plugins():
         logger.info("plugin: %s", plugin)
     return parts
@@ -266,8 +277,11 @@ def build_tokenizer(config: EngineConfig, bundle: CheckpointBundle) -> Tokenizer
     spec = bundle.tokenizer
     if config.unit_table is not None:
         spec = TokenizerSpec("symbol_table", {**spec.files, "symbols": Path(config.unit_table)}, spec.options)
-    elif config.sentencepiece_model is not None:
-        spec = TokenizerSpec("sentencepiece", {"model": Path(config.sentencepiece_model)})
+    if config.sentencepiece_model is not None:
+        # Where a symbol table maps ids to pieces, the model only encodes: its own ids are others.
+        role = "sentencepiece" if "symbols" in spec.files else "model"
+        kind = spec.kind if "symbols" in spec.files else "sentencepiece"
+        spec = TokenizerSpec(kind, {**spec.files, role: Path(config.sentencepiece_model)}, spec.options)
     tokenizer: Tokenizer = registry("tokenizers").get(spec.kind).from_spec(spec)
     return tokenizer
 

@@ -14,7 +14,7 @@ from oasr_core.cache.store import StreamStateStore
 from oasr_core.decoding.base import Consumes
 from oasr_core.errors import ConfigError
 from oasr_core.graphs.backends import GraphBackend
-from oasr_core.models.base import BaseAsrModel, ChunkGeometry, EncoderBatch, EncoderOutput, PagedKV, Slot
+from oasr_core.models.base import BaseAsrModel, EncoderBatch, EncoderOutput, PagedKV, Slot
 from oasr_core.registry import registry
 from oasr_core.streaming.base import StreamChunk, StreamingEncoderBackend
 from oasr_core.streaming.options import StreamingOptions
@@ -42,9 +42,13 @@ class ModelRunner:
         self._log_probs = model.interfaces["ctc"].log_probs if consumes in ("log_probs", "both") else None
 
     def enable_streaming(
-        self, streaming: StreamingOptions, cache: CacheOptions, max_streams: int
+        self, streaming: StreamingOptions, cache: CacheOptions, max_streams: int, *, probe_frames: int | None = None
     ) -> StreamingEncoderBackend:
-        """Build the state store and the backend for this encoder; refuses geometry that the weights cannot serve."""
+        """Build the state store and the backend for this encoder; refuses geometry that the weights cannot serve.
+
+        ``probe_frames``: feature frames of the offline forward to allow for where a capacity is derived from a GPU's memory
+        (``None``: the engine serves no offline requests).
+        """
         encoder = self.encoder
         geometry = encoder.chunk_geometry(streaming.chunk_size)
         paged = [spec for spec in encoder.state_specs if isinstance(spec, PagedKV)]
@@ -60,9 +64,9 @@ class ModelRunner:
                 num_left_chunks=streaming.num_left_chunks,
                 max_streams=max_streams,
                 element_size=self.dtype.itemsize,
-                available_bytes=self._available_bytes(cache, geometry, max_streams, bool(paged)),
+                available_bytes=self._available_bytes(cache, max(geometry.window, probe_frames or 0), max_streams),
             )
-            self._log_pool(config)
+            self._log_pool(config, cache)
         store = StreamStateStore(
             config,
             slots,
@@ -114,27 +118,25 @@ class ModelRunner:
             out.log_probs = self._log_probs(out.hidden)
         return out
 
-    def _available_bytes(
-        self, cache: CacheOptions, geometry: ChunkGeometry, max_streams: int, paged: bool
-    ) -> int | None:
+    def _available_bytes(self, cache: CacheOptions, frames: int, max_streams: int) -> int | None:
         """Memory for a derived pool; nothing is measured unless a capacity was left unset."""
-        if not paged or cache.max_num_blocks is not None or not cache.use_paged_cache:
+        if cache.max_num_blocks is not None or not cache.use_paged_cache:
             return None
         if self.device.type == "cpu":
             return available_on_cpu(cache)
-        return self._probe_cuda(cache, geometry, max_streams)
+        return self._probe_cuda(cache, frames, max_streams) if self.device.type == "cuda" else None
 
-    def _probe_cuda(self, cache: CacheOptions, geometry: ChunkGeometry, max_streams: int) -> int:
-        """Peak bytes of an offline forward of one chunk window at full width, then the driver's figures."""
-        features = torch.zeros(max_streams, geometry.window, self.encoder.feature_dim, device=self.device)
+    def _probe_cuda(self, cache: CacheOptions, frames: int, max_streams: int) -> int:
+        """Peak bytes of the widest forward that the engine will run, then the driver's figures."""
+        features = torch.zeros(max_streams, frames, self.encoder.feature_dim, device=self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
-        self.forward_offline(features, [geometry.window] * max_streams)
+        self.forward_offline(features, [frames] * max_streams)
         probe = torch.cuda.max_memory_allocated(self.device) - before
         free, total = torch.cuda.mem_get_info(self.device)
         return available_on_cuda(total, free, cache, probe)
 
-    def _log_pool(self, config: CacheConfig) -> None:
+    def _log_pool(self, config: CacheConfig, options: CacheOptions) -> None:
         logger.info(
             "paged KV pool: %d blocks of %d frames, %d bytes a block, %.1f MiB; at most %d blocks (%d frames) a stream",
             config.num_blocks,
@@ -144,3 +146,6 @@ class ModelRunner:
             config.blocks_per_seq,
             config.capacity_frames,
         )
+        if options.max_num_blocks is None and config.left_frames is None:
+            limit = "max_blocks_per_seq" if config.blocks_per_seq == options.max_blocks_per_seq else "memory"
+            logger.info("the pool is limited by %s, each stream by %d frames", limit, config.capacity_frames)

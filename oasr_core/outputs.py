@@ -15,9 +15,12 @@ from oasr_core.tokenizers.base import IncrementalDecoder, Tokenizer
 class TextState:
     """The incremental text of one stream (:meth:`OutputProcessor.open`)."""
 
-    def __init__(self, decoder: IncrementalDecoder) -> None:
+    def __init__(self, decoder: IncrementalDecoder, stable_decoder: IncrementalDecoder) -> None:
         self.decoder = decoder
+        self.stable_decoder = stable_decoder
         self.text = ""
+        self.stable_chars = 0
+        self.stable_tokens = 0
         self.tokens: list[int] = []
         self.frames: list[int] = []
         self.timestamps: list[float] = []
@@ -26,14 +29,18 @@ class TextState:
 class OutputProcessor:
     """Makes :class:`RequestOutput` of :class:`Hypotheses`; every list of an output belongs to that output alone."""
 
-    def __init__(self, tokenizer: Tokenizer, frame_seconds: float) -> None:
-        """``frame_seconds`` are the seconds from one encoder frame to the next."""
+    def __init__(self, tokenizer: Tokenizer, frame_seconds: float, *, hold_unstable: bool = False) -> None:
+        """``frame_seconds`` are the seconds from one encoder frame to the next.
+
+        ``hold_unstable``: partials show only what is never taken back.
+        """
         self.tokenizer = tokenizer
         self.frame_seconds = frame_seconds
+        self.hold_unstable = hold_unstable
 
     def open(self) -> TextState:
         """Begin the text of one stream."""
-        return TextState(self.tokenizer.incremental())
+        return TextState(self.tokenizer.incremental(), self.tokenizer.incremental())
 
     def partial(self, state: TextState, request_id: str, hyps: Hypotheses, options: DecodingOptions) -> RequestOutput:
         """The transcript so far: text, tokens and their times, score of the best hypothesis.
@@ -42,17 +49,21 @@ class OutputProcessor:
         that lacks a token is left out. Words, segments, confidence and further hypotheses come with the final.
         """
         best = hyps.best
-        self._advance_text(state, best.tokens)
-        self._advance_times(state, best.frames)
+        self._advance_stable(state, best.tokens[: hyps.stable_tokens])
+        shown = hyps.stable_tokens if self.hold_unstable else len(best.tokens)
+        self._advance_text(state, best.tokens[:shown])
+        self._advance_times(state, None if best.frames is None else best.frames[:shown])
         return RequestOutput(
             request_id=request_id,
             text=state.text,
+            stable_prefix_chars=state.stable_chars,
             tokens=[list(state.tokens)],
             scores=[float(best.score)],
             timestamps=list(state.timestamps) if best.frames is not None else None,
             nbest_texts=[state.text],
             language=hyps.language,
             no_speech_prob=_plain(hyps.no_speech_prob),
+            unencoded_hotwords=list(hyps.unencoded_hotwords),
         )
 
     def final(
@@ -78,6 +89,7 @@ class OutputProcessor:
             scores=[float(hyp.score) for hyp in nbest],
             finished=True,
             is_segment_final=True,
+            stable_prefix_chars=len(texts[0]),
             segments=_segments(texts[0], times, words, duration),
             words=words,
             timestamps=[start for start, _ in times] if times is not None else None,
@@ -85,8 +97,15 @@ class OutputProcessor:
             nbest_texts=texts,
             language=hyps.language,
             no_speech_prob=_plain(hyps.no_speech_prob),
-            finish_reason=finish_reason,
+            unencoded_hotwords=list(hyps.unencoded_hotwords),
+            finish_reason="length" if hyps.reached_cap and finish_reason == "stop" else finish_reason,
         )
+
+    def _advance_stable(self, state: TextState, tokens: Sequence[int]) -> None:
+        new = [int(token) for token in tokens[state.stable_tokens :]]
+        if new:
+            state.stable_chars += len(state.stable_decoder.push(new))
+            state.stable_tokens += len(new)
 
     def _advance_text(self, state: TextState, tokens: Sequence[int]) -> None:
         if tokens[: len(state.tokens)] != state.tokens:

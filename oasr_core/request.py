@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +16,25 @@ if TYPE_CHECKING:
     from oasr_core.frontend.streaming import FeatureStream
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Hotword(BaseModel):
+    """A phrase that the decoder should prefer, or avoid where ``boost`` is negative."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    phrase: str = Field(pattern=r"\S", description="Text, as the model writes it; encoded by the engine's tokenizer.")
+    boost: float | None = Field(
+        None, allow_inf_nan=False, description="Added to the log score for each token of the phrase; None: the engine's."
+    )
+
+
+def _as_hotword(value: Any) -> Any:
+    return Hotword(phrase=value) if isinstance(value, str) else value
+
+
+#: Phrases: each a string, or a mapping with ``phrase`` and ``boost``.
+Hotwords = tuple[Annotated[Hotword, BeforeValidator(_as_hotword)], ...]
 
 
 class DecodingOptions(BaseModel):
@@ -32,6 +51,7 @@ class DecodingOptions(BaseModel):
     prompt: str | None = Field(None, description="Text that conditions the decoder.")
     task: str | None = Field(None, description="transcribe or translate.")
     language: str | None = Field(None, description="Primary language subtag, lower case.")
+    hotwords: Hotwords = Field((), description="Phrases to prefer: strings, or mappings with phrase and boost.")
     extra: dict[str, Any] = Field(default_factory=dict, description="A strategy's own per-request options.")
 
 
@@ -60,7 +80,9 @@ class RequestOutput:
     """State of a request's transcript after a step.
 
     ``text`` is cumulative. ``tokens`` holds the ids of each of the n best hypotheses, ``scores`` their log scores.
+    The first ``stable_prefix_chars`` characters of ``text`` are never taken back, and never become fewer.
     ``timestamps`` are the start seconds of the best hypothesis' tokens. ``words`` is ``None`` when not asked for.
+    ``unencoded_hotwords`` are the phrases that the tokenizer cannot encode, which had no effect.
     """
 
     request_id: str
@@ -69,6 +91,7 @@ class RequestOutput:
     scores: list[float] = field(default_factory=list)
     finished: bool = False
     is_segment_final: bool = False
+    stable_prefix_chars: int = 0
     segments: list[Segment] = field(default_factory=list)
     words: list[WordTiming] | None = None
     timestamps: list[float] | None = None
@@ -76,6 +99,7 @@ class RequestOutput:
     nbest_texts: list[str] = field(default_factory=list)
     language: str | None = None
     no_speech_prob: float | None = None
+    unencoded_hotwords: list[str] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error_stage: str | None = None
     error: str | None = None

@@ -229,6 +229,7 @@ def summarise(run: Run, metric: BenchMetric, normalise: bool) -> dict[str, Any]:
     audio_seconds = sum(job.duration for job in done)
     latencies = [1e3 * (job.final - job.ended) for job in done if job.final is not None]
     firsts = [1e3 * (job.first_text - job.begun) for job in done if job.first_text is not None]
+    lags = [lag for job in done for lag in job.stable_prefix_lags()]
     return {
         "utterances": len(run.measured),
         "failed": len(run.measured) - len(done),
@@ -243,7 +244,7 @@ def summarise(run: Run, metric: BenchMetric, normalise: bool) -> dict[str, Any]:
         "reference_units": total.reference,
         "latency_ms": percentiles(latencies),
         "first_partial_ms": percentiles(firsts) if run.streaming else None,
-        "stable_prefix_lag_s": percentiles([lag for job in done for lag in job.stable_prefix_lags()]),
+        "stable_prefix_lag_s": percentiles(lags) if run.streaming else None,
     }
 
 

@@ -46,16 +46,24 @@ class Hypothesis:
     frames: list[int] | None = None
     token_log_probs: list[float] | None = None
     score: float = 0.0
+    context_score: float = 0.0
 
 
 @dataclass
 class Hypotheses:
-    """The n best of one request, best first, never empty, and the silence that follows its last token."""
+    """The n best of one request, best first, never empty, and the silence that follows its last token.
+
+    The first ``stable_tokens`` tokens of the best hypothesis are common to all that can still win, so no later partial takes
+    them back; the count never shrinks.
+    """
 
     nbest: list[Hypothesis]
     trailing_silence_frames: int = 0
+    stable_tokens: int = 0
     language: str | None = None
     no_speech_prob: float | None = None
+    reached_cap: bool = False
+    unencoded_hotwords: list[str] = field(default_factory=list)
 
     @property
     def best(self) -> Hypothesis:

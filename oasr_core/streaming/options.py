@@ -14,5 +14,6 @@ class StreamingOptions(BaseModel):
         True, description="Pad a short last window to full size (masked where the encoder can); False runs it short."
     )
     partial_decode_interval: int = Field(1, description="Emit a partial every n-th chunk; 0 or less: none.")
+    hold_unstable_partials: bool = Field(False, description="Show in partials only what is never taken back.")
     streaming_feature_lookahead: bool = Field(True, description="Compute the next features behind the forward.")
     overlap_partial_readback: bool = Field(False, description="Read partials back one chunk late.")

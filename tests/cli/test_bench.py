@@ -70,9 +70,10 @@ class ScriptedEngine:
 
     def _output(self, request_id: str, text: str, finished: bool):
         fields = self.script.get(text, {}) if finished else {}
-        facts = {"text": text.strip(), "finished": finished, "finish_reason": "stop" if finished else None, **fields}
+        facts = {"text": text.strip(), "finished": finished, "finish_reason": "stop" if finished else None}
         stable = {"stable_prefix_chars": max(0, len(text) - 3)} if self.stable else {}
-        return SimpleNamespace(request_id=request_id, error=None, error_stage=None, **{**facts, **stable})
+        errors = {"error": None, "error_stage": None}
+        return SimpleNamespace(request_id=request_id, **{**errors, **facts, **stable, **fields})
 
     def step(self) -> list[object]:
         self.now += 1.0
@@ -113,7 +114,7 @@ def measure(
 
 
 def test_offline_times_are_the_engines_alone(monkeypatch):
-    engine = ScriptedEngine()
+    engine = ScriptedEngine(stable=True)
     run = measure(monkeypatch, engine, ["one", "two", "three"])
     assert [job.text for job in run.measured] == ["one", "two", "three"]
     assert run.wall_seconds == pytest.approx(3 * 0.1 + 2 * 1.0)

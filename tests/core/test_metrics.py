@@ -134,7 +134,9 @@ def test_bootstrap_of_little():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"errors": [1]}, {"confidence": 1.0}, {"confidence": 0.0}, {"resamples": 0}], ids=lambda bad: next(iter(bad))
+    "bad",
+    [{"errors": [1]}, {"confidence": 1.0}, {"confidence": 0.0}, {"resamples": 0}],
+    ids=lambda bad: next(iter(bad)),
 )
 def test_bootstrap_refuses_nonsense(bad: dict[str, object]):
     with pytest.raises(ValueError, match="expected as many errors as references"):

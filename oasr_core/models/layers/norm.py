@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,12 +12,14 @@ from torch import Tensor, nn
 class LayerNorm(nn.LayerNorm):
     """Layer normalisation over the last axis; ``eps`` is stated by every caller because families differ in it."""
 
+    __call__: Callable[..., Tensor]
+
     def __init__(self, dim: int, *, eps: float) -> None:
         super().__init__(dim, eps=eps)
         self._wide: tuple[Tensor, Tensor] | None = None
 
     def pack(self) -> None:
-        """Keep float32 copies of a bfloat16 affine map: the CPU kernel takes them as they are, and is faster with them."""
+        """Keep float32 copies of a bfloat16 affine map: the CPU kernel takes them as they are, and runs faster."""
         if self.weight.device.type == "cpu" and self.weight.dtype == torch.bfloat16:
             self._wide = self.weight.detach().float(), self.bias.detach().float()
 

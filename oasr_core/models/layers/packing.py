@@ -25,9 +25,11 @@ def pack_modules(root: nn.Module) -> None:
 
 
 def onednn_serves(weight: Tensor, *operators: str) -> bool:
-    """Whether torch's prepacked oneDNN ``operators`` exist and pay for ``weight`` (CPU, bfloat16 or float32)."""
+    """Whether torch's prepacked oneDNN ``operators`` exist and take ``weight`` (CPU; bfloat16 only with its instructions)."""
     if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float32):
         return False
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    return all(hasattr(torch.ops.mkldnn, name) for name in operators)
+    if not all(hasattr(torch.ops.mkldnn, name) for name in (*operators, "_is_mkldnn_bf16_supported")):
+        return False
+    return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

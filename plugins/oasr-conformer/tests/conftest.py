@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from oasr_conformer.converter import WenetConverter
-from oasr_conformer.model import ConformerModel
 from torch import Tensor
 
+from oasr_conformer.converter import WenetConverter
+from oasr_conformer.model import ConformerModel
 from oasr_core.checkpoints.peek import CheckpointPeek
 from oasr_core.models.base import BaseEncoder, ChunkBatch, PagedKV, Slot
 

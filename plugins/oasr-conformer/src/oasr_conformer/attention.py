@@ -19,8 +19,8 @@ class SelfAttention(nn.Module):
     """Multi-head self-attention, plain or with WeNet's position term.
 
     WeNet scores key ``j``, which carries the projected absolute position ``p_j``, as
-    ``(q + u) k_j + (q + v) p_j`` (no relative shift). With ``q' = q + u`` that is ``q' (k_j + p_j) + (v - u) p_j``: ``u``
-    goes into the query's bias, ``p_j`` into the key when it is written, and what remains is a constant per
+    ``(q + u) k_j + (q + v) p_j`` (no relative shift). With ``q' = q + u`` that is ``q' (k_j + p_j) + (v - u) p_j``:
+    ``u`` goes into the query's bias, ``p_j`` into the key when it is written, and what remains is a constant per
     position and head. Any attention kernel that takes an additive mask then serves.
     """
 

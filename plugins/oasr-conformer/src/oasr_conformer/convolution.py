@@ -72,7 +72,8 @@ class ConvolutionModule(nn.Module):
         self.value = Linear.from_weights(value, value_bias)
         self.gate = Linear.from_weights(gate, gate_bias, activation="sigmoid")
         self.out = Linear.from_weights(self.pointwise_conv2.weight.squeeze(-1), self.pointwise_conv2.bias)
-        self.silence = value_bias.detach() * gate_bias.detach().sigmoid() if self.causal else torch.zeros_like(value_bias)
+        silence = value_bias * gate_bias.sigmoid() if self.causal else torch.zeros_like(value_bias)
+        self.silence = silence.detach()
         self.pointwise_conv1 = self.pointwise_conv2 = None
         if isinstance(self.norm, _BatchNorm):
             self._absorb(self.norm)
@@ -83,7 +84,8 @@ class ConvolutionModule(nn.Module):
         conv = self.depthwise_conv
         scale = norm.weight.float() * torch.rsqrt(norm.running_var.float() + norm.eps)
         bias = (conv.bias.float() - norm.running_mean.float()) * scale + norm.bias.float()
-        conv.weight = nn.Parameter((conv.weight.float() * scale[:, None, None]).to(conv.weight.dtype), requires_grad=False)
+        weight = conv.weight.float() * scale[:, None, None]
+        conv.weight = nn.Parameter(weight.to(conv.weight.dtype), requires_grad=False)
         conv.bias = nn.Parameter(bias.to(conv.bias.dtype), requires_grad=False)
 
     def gated(self, x: Tensor) -> Tensor:

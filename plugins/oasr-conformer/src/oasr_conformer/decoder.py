@@ -68,7 +68,7 @@ class AttentionDecoder(nn.Module):
         self.output_layer = Linear(dim, vocab_size)
 
     def forward(self, memory: Tensor, memory_lengths: Tensor, tokens: Tensor) -> Tensor:
-        """Log posteriors ``(batch, tokens, vocab)`` float32 of the token after each of ``tokens`` ``(batch, tokens)``."""
+        """Log posteriors ``(batch, tokens, vocab)`` float32 of what follows each of ``tokens`` ``(batch, tokens)``."""
         if memory.stride(0) == 0:  # one utterance, expanded to its hypotheses: project it once
             memory = memory[:1]
         x = self.embed[0](tokens) * self.dim**0.5
@@ -100,9 +100,7 @@ class DecoderScorer:
         self.eos_id = eos_id
         self.reverse_weight = reverse_weight if self._right is not None else 0.0
 
-    def score(
-        self, hidden: Tensor, lengths: Tensor, hyps: Tensor, hyp_lengths: Tensor, *, reverse: bool
-    ) -> Tensor:
+    def score(self, hidden: Tensor, lengths: Tensor, hyps: Tensor, hyp_lengths: Tensor, *, reverse: bool) -> Tensor:
         """See :class:`~oasr_core.models.base.AedScorerInterface`.
 
         ``hidden`` may be one utterance expanded (``Tensor.expand``) over its hypotheses. Outputs past a row's

@@ -42,7 +42,8 @@ class GlobalCmvn(nn.Module):
         self.register_buffer("istd", torch.ones(dim))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GlobalCmvn:
-        return cast(GlobalCmvn, super()._apply(lambda t: t.to(fn(t).device), recurse))
+        moved = super()._apply(lambda t: t.to(fn(t).device), recurse)  # type: ignore[no-untyped-call]
+        return cast(GlobalCmvn, moved)
 
     def forward(self, features: Tensor) -> Tensor:
         """``(batch, frames, dim)`` float32 to the same."""
@@ -102,7 +103,7 @@ class ConformerEncoder(BaseEncoder):
         rows = -(-frames // _FRAME_MULTIPLE) * _FRAME_MULTIPLE if features.device.type == "cpu" else frames
         self.positions.reserve(frames, rows, [layer.self_attn for layer in self._layers()])
         if batch.packed:
-            return EncoderOutput(self._packed(features, lengths), lengths)
+            return EncoderOutput(self._packed(features, lengths, frames), lengths)
         return EncoderOutput(self._padded(features, lengths, rows)[:, :frames], lengths)
 
     def _normalise(self, features: Tensor, lengths: Tensor) -> Tensor:
@@ -121,8 +122,8 @@ class ConformerEncoder(BaseEncoder):
         full = x.device.type == "cpu" and int(lengths.min()) == rows
         return self._run(x, PaddedLayout(lengths, rows, chunk=self._mask_chunk(), full=full))
 
-    def _packed(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """As :meth:`_padded`, computed without padding."""
+    def _packed(self, features: Tensor, lengths: Tensor, frames: int) -> Tensor:
+        """``(batch, frames, dim)``, computed without padding."""
         counts = lengths.tolist()
         rows = []
         for row, count in enumerate(counts):
@@ -130,7 +131,7 @@ class ConformerEncoder(BaseEncoder):
                 needed = (count - 1) * self.subsampling_rate + self.min_frames
                 x = self.embed(features[row : row + 1, :needed])
                 rows.append(self.positions.embed(x, slice(0, count)))
-        hidden = features.new_zeros(len(counts), max(counts), self.output_dim)
+        hidden = features.new_zeros(len(counts), frames, self.output_dim)
         if not rows:
             return hidden
         packed = torch.cat(rows, dim=1)
@@ -179,7 +180,9 @@ class ConformerEncoder(BaseEncoder):
         if chunk_size < 1:
             raise ConfigError(f"conformer: chunk_size must be at least 1 encoder frame, got {chunk_size}.")
         if static and chunk_size != static:
-            raise ConfigError(f"conformer: chunk_size {chunk_size}: these weights were trained for chunks of {static} only.")
+            raise ConfigError(
+                f"conformer: chunk_size {chunk_size}: these weights were trained for chunks of {static} only."
+            )
         window = (chunk_size - 1) * self.subsampling_rate + self.min_frames
         return ChunkGeometry(
             window=window,
@@ -191,7 +194,7 @@ class ConformerEncoder(BaseEncoder):
 
     @property
     def state_specs(self) -> tuple[StateSpec, ...]:
-        """See :class:`BaseEncoder`: keys (positions folded in) and values, and what precedes each depthwise convolution."""
+        """Keys (positions folded in) and values, and the frames that precede each depthwise convolution."""
         config = self.config
         if self.streaming_kind == "none":
             return ()
@@ -206,4 +209,4 @@ class ConformerEncoder(BaseEncoder):
         """All layers and the final norm."""
         for layer in self.encoders:
             x = layer(x, layout)
-        return x if self.after_norm is None else cast(Tensor, self.after_norm(x))
+        return x if self.after_norm is None else self.after_norm(x)

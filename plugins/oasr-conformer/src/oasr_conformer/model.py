@@ -34,9 +34,10 @@ class CtcHead(nn.Module):
         if logits.requires_grad or logits.device.type != "cpu":
             return F.log_softmax(logits, dim=-1, dtype=torch.float32)
         out = torch.empty(logits.shape, dtype=torch.float32)
-        rows = zip(logits.flatten(0, -2).split(_ROWS), out.flatten(0, -2).split(_ROWS), strict=True)
-        for part, into in rows:
-            torch.log_softmax(part, dim=-1, dtype=torch.float32, out=into)
+        flat, into = logits.flatten(0, -2), out.flatten(0, -2)
+        for start in range(0, len(flat), _ROWS):
+            rows = slice(start, start + _ROWS)
+            torch.log_softmax(flat[rows], dim=-1, dtype=torch.float32, out=into[rows])
         return out
 
 

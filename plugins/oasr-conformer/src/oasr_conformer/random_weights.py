@@ -10,9 +10,7 @@ from oasr_conformer.config import ConformerConfig
 from oasr_conformer.model import ConformerModel
 
 
-def random_config(
-    *, vocab_size: int = 5000, decoder: dict[str, Any] | None = None, **encoder: Any
-) -> dict[str, Any]:
+def random_config(*, vocab_size: int = 5000, decoder: dict[str, Any] | None = None, **encoder: Any) -> dict[str, Any]:
     """A bundle's ``config``: the size of WeNet's large U2 recipe, with the given encoder keys replaced."""
     large = {
         "output_size": 512,

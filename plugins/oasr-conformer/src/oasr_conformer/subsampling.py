@@ -59,7 +59,8 @@ class Subsampling(nn.Module):
         for index, stride in enumerate(self.strides):
             # WeNet counts the activations that stand between; they are fused here, and only the names keep the count.
             steps += [nn.Identity()] if index else []
-            steps.append(Conv2d(output_size if index else 1, output_size, stride.kernel, stride.stride, activation="relu"))
+            channels = output_size if index else 1
+            steps.append(Conv2d(channels, output_size, stride.kernel, stride.stride, activation="relu"))
             width = stride.after(width)
             self._rows_per_frame = self._rows_per_frame if index else width
         self.conv = nn.ModuleList(steps)

@@ -19,6 +19,8 @@ _ENCODERS = {
     "dual_transformer": "transformer",
 }
 _MODELS = ("asr_model", "ctl_model")
+# Top-level keys that only other families have.
+_FAMILY_KEYS = {"predictor": "a transducer", "paraformer": "Paraformer", "lfmmi_dir": "a k2 LF-MMI model"}
 _DECODERS = ("transformer", "bitransformer")
 
 _TRAINING_ONLY = frozenset(
@@ -146,7 +148,7 @@ def _refuse_families(config: Mapping[str, Any], tensors: Mapping[str, tuple[int,
         raise refuse("model", config["model"], _MODELS)
     if config.get("encoder") not in _ENCODERS:
         raise refuse("encoder", config.get("encoder"), tuple(_ENCODERS))
-    for key, family in (("predictor", "a transducer"), ("paraformer", "Paraformer"), ("lfmmi_dir", "a k2 LF-MMI model")):
+    for key, family in _FAMILY_KEYS.items():
         if config.get(key):
             raise CheckpointError(f"train.yaml: the key {key!r} makes this {family}, which this plugin does not serve.")
     if config.get("ctc", "ctc") != "ctc":
@@ -165,7 +167,8 @@ def _encoder(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
     kind = _ENCODERS[config["encoder"]]
     conf = section(config, "encoder_conf")
     keys = _CONFORMER_KEYS if kind == "conformer" else _TRANSFORMER_KEYS
-    network = _take(conf, "encoder_conf", keys, _ENCODER_FIXED, also=("selfattention_layer_type", "n_kv_head", "head_dim"))
+    also = ("selfattention_layer_type", "n_kv_head", "head_dim")
+    network = _take(conf, "encoder_conf", keys, _ENCODER_FIXED, also)
     defaults = {"positions": "rel_pos", "activation": "swish", "macaron": True, "conv_module": True}
     if kind == "transformer":
         defaults = {"positions": "abs_pos", "activation": "relu", "macaron": False, "conv_module": False}
@@ -189,7 +192,7 @@ def _decoder(config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) 
     if kind not in _DECODERS:
         raise refuse("decoder", kind, _DECODERS)
     conf = section(config, "decoder_conf")
-    network = _take(conf, "decoder_conf", _DECODER_KEYS, _DECODER_FIXED, also=("n_kv_head", "head_dim"))
+    network = _take(conf, "decoder_conf", _DECODER_KEYS, _DECODER_FIXED, ("n_kv_head", "head_dim"))
     heads, size = network.get("attention_heads", 4), section(config, "encoder_conf").get("output_size", 256)
     _expect(conf, "decoder_conf", {"n_kv_head": (None, heads), "head_dim": (None, size // heads)})
     if kind == "transformer":

@@ -23,6 +23,16 @@ class InvalidLogProbsError(OasrError, ValueError):
         super().__init__(message)
         self.rows = tuple(rows)
 
+    @classmethod
+    def of(cls, rows: Sequence[int], frame: int) -> InvalidLogProbsError:
+        """The error of ``rows``, the first of which is at fault from ``frame`` on."""
+        return cls(
+            f"CTC log posteriors of batch row(s) {list(rows)} are NaN or +inf, first in frame {frame} of row {rows[0]}; "
+            "finite values or -inf are allowed. The encoder overflowed or its weights are not finite: check the "
+            "checkpoint, or run it with dtype='float32'.",
+            rows,
+        )
+
 
 class BestPath(NamedTuple):
     """The best label of each frame, on the host; entries past a row's length are garbage.
@@ -125,10 +135,4 @@ def _refuse_invalid(broken: npt.NDArray[np.bool_]) -> None:
     if not broken.any():
         return
     rows = np.flatnonzero(broken.any(axis=1)).tolist()
-    frame = int(broken[rows[0]].argmax())
-    raise InvalidLogProbsError(
-        f"CTC log posteriors of batch row(s) {rows} are NaN or +inf, first in frame {frame} of row {rows[0]}; finite "
-        "values or -inf are allowed. The encoder overflowed or its weights are not finite: check the checkpoint, or "
-        "run it with dtype='float32'.",
-        rows,
-    )
+    raise InvalidLogProbsError.of(rows, int(broken[rows[0]].argmax()))

@@ -8,41 +8,53 @@ from pydantic import Field
 
 from oasr_core.decoding.base import StrategyOptions
 from oasr_core.errors import ConfigError
+from oasr_core.request import Hotwords
 
 
 class CtcOptions(StrategyOptions):
     """How the frame-wise label posteriors are searched.
 
-    The settings of prefix beam search exist, are validated, and are refused by name as long as only greedy search is
-    served (:meth:`refuse_unserved`).
+    All settings but ``search`` and ``blank_id`` are those of prefix beam search; greedy search refuses them by name.
     """
 
-    search: Literal["greedy"] = Field(default="greedy", description="Search: the best label of each frame.")
+    search: Literal["beam", "greedy"] = Field(
+        default="greedy", description="beam: prefix beam search; greedy: the best label of each frame."
+    )
     blank_id: int | None = Field(
         default=None, ge=0, description="Must equal the model's blank; None takes the model's."
     )
-    beam_size: int = Field(default=1, ge=1, description="Prefixes kept by prefix beam search; greedy serves only 1.")
-    blank_threshold: float | None = Field(
-        default=None, ge=0.0, le=1.0, description="Prefix beam search skips frames whose blank posterior reaches this."
+    beam_size: int = Field(default=10, ge=1, description="Prefixes kept after each frame.")
+    blank_threshold: float = Field(
+        default=0.98,
+        ge=0.0,
+        le=1.0,
+        description="Frames whose blank posterior reaches this take blank alone; 1: no frame, 0: every frame.",
     )
-    max_seq_len: int | None = Field(default=None, ge=1, description="Cap of emitted tokens of prefix beam search.")
+    first_beam_size: int | None = Field(
+        default=None, ge=1, description="Most probable labels considered in a frame (WeNet: beam_size); None: all."
+    )
+    max_seq_len: int | None = Field(
+        default=None, ge=1, description="Cap of tokens; who reaches it ends with finish reason length. None: no cap."
+    )
+    hotwords: Hotwords = Field(default=(), description="Phrases that every request prefers, before its own.")
+    hotword_boost: float = Field(
+        default=1.5, allow_inf_nan=False, description="Boost for each token of a phrase that names none."
+    )
+    strict_hotwords: bool = Field(default=False, description="Refuse phrases that cannot be encoded.")
 
-    def refuse_unserved(self, blank_id: int) -> None:
-        """Raise ``ConfigError`` for a setting that the search cannot honour; ``blank_id`` is the model's."""
-        unserved = {
-            "beam_size": self.beam_size if self.beam_size != 1 else None,
-            "blank_threshold": self.blank_threshold,
-            "max_seq_len": self.max_seq_len,
-        }
-        for name, value in unserved.items():
-            if value is not None:
-                allowed = "1" if name == "beam_size" else "unset"
-                raise ConfigError(
-                    f"Decode option {name}={value} of strategy 'ctc': prefix beam search is not served yet; "
-                    f"use greedy (search='greedy', {name}: {allowed})."
-                )
+    def check(self, blank_id: int) -> None:
+        """Raise ``ConfigError`` for what cannot be honoured; ``blank_id`` is the model's."""
         if self.blank_id is not None and self.blank_id != blank_id:
             raise ConfigError(
                 f"Decode option blank_id={self.blank_id} of strategy 'ctc': the model's blank is {blank_id}; "
                 f"leave blank_id unset or give {blank_id}."
             )
+        if self.search == "beam":
+            return
+        for name in type(self).model_fields:
+            unserved = name in self.model_fields_set - {"search", "blank_id"}
+            if unserved and (name, getattr(self, name)) != ("beam_size", 1):
+                raise ConfigError(
+                    f"Decode option {name}={getattr(self, name)!r} of strategy 'ctc' is one of prefix beam search and "
+                    f"search is 'greedy'; leave {name} unset or set search='beam'."
+                )

@@ -1,59 +1,37 @@
-"""The decode strategy ``ctc``: greedy search, offline and streaming."""
+"""The decode strategy ``ctc``: prefix beam search or greedy search, offline and streaming."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import cast
 
 from torch import Tensor
 
-from oasr_core.decoding.base import DecodeContext, DecodeStrategy, Hypotheses, Hypothesis, Mode, NoOptions, Session
-from oasr_core.errors import PluginContractError, RequestRefusedError
+from oasr_core.decoding.base import DecodeContext, DecodeStrategy, Hypotheses, Mode, NoOptions, Session
+from oasr_core.errors import PluginContractError
 from oasr_core.models.base import CtcInterface, EncoderOutput
 from oasr_core.request import DecodingOptions
-from oasr_ctc.greedy import best_path, find_runs
+from oasr_ctc.greedy_search import GreedySearch
 from oasr_ctc.options import CtcOptions
-
-
-@dataclass(slots=True)
-class CtcSession(Session):
-    """What one stream has said so far.
-
-    ``last_label`` is the label of its last frame, ``last_spoken`` its last frame that is not blank (-1: none).
-    """
-
-    last_label: int
-    tokens: list[int] = field(default_factory=list)
-    frames: list[int] = field(default_factory=list)
-    token_log_probs: list[float] = field(default_factory=list)
-    score: float = 0.0
-    frame_count: int = 0
-    last_spoken: int = -1
-
-    @property
-    def awaits_next_frame(self) -> bool:
-        """True where the last token began in the last frame, so that the next frame may still raise its posterior."""
-        return bool(self.frames) and self.frames[-1] == self.frame_count - 1
+from oasr_ctc.search import Search
 
 
 class CtcStrategy(DecodeStrategy):
-    """Takes the best label of each frame, collapses repeats and drops blanks.
+    """Searches the frame-wise label posteriors of a CTC model.
 
     A token's frame is the first frame of its run, counted from the start of the utterance; its log posterior is the
-    larger of those in that frame and in the next one; a hypothesis' score is the log posterior of the whole best path.
-    Results do not depend on how an utterance is cut into chunks, nor on its neighbours in a batch.
+    larger of those in that frame and in the next one. Results do not depend on how an utterance is cut into chunks, nor
+    on its neighbours in a batch.
     """
 
     oasr_api = "1.0"
     requires = ("ctc",)
     consumes = "log_probs"
     modes = ("offline", "streaming")
-    honours = frozenset({"word_timestamps"})
+    honours = frozenset({"word_timestamps", "hotwords"})
     options_cls = CtcOptions
 
     def __init__(self, context: DecodeContext) -> None:
-        """Raises ``ConfigError`` for options that greedy search cannot honour."""
+        """Raises ``ConfigError`` for options that cannot be honoured."""
         super().__init__(context)
         interface: CtcInterface = context.model.interfaces["ctc"]
         self.blank_id = int(interface.blank_id)
@@ -62,60 +40,54 @@ class CtcStrategy(DecodeStrategy):
             raise PluginContractError(
                 f"Strategy 'ctc' was given options of type {type(options).__name__}; it takes CtcOptions."
             )
-        options.refuse_unserved(self.blank_id)
+        options.check(self.blank_id)
+        self.search = self._build_search(options, int(interface.vocab_size))
+
+    def _build_search(self, options: CtcOptions, vocab_size: int) -> Search:
+        if options.search == "greedy":
+            return GreedySearch(self.blank_id)
+        from oasr_ctc.beam import BeamSearch  # compiles its kernels, which greedy search does without
+
+        return BeamSearch(vocab_size, self.blank_id, options, self.context.tokenizer)
 
     def validate(self, options: DecodingOptions, mode: Mode) -> None:
-        """Refuse ``n_best`` above 1: greedy search has one hypothesis."""
-        if options.n_best > 1:
-            raise RequestRefusedError(
-                f"n_best={options.n_best} is refused by decode strategy 'ctc' ({mode}): greedy search gives one "
-                "hypothesis and prefix beam search is not served yet; ask for n_best=1."
-            )
+        """Refuse more hypotheses than the search has, and hotwords where it takes none."""
+        self.search.validate(options, mode)
 
     def decode_offline(self, out: EncoderOutput, options: Sequence[DecodingOptions]) -> list[Hypotheses]:
         """Decode whole utterances: a stream of one chunk for each row."""
-        return self.decode_chunk([self.open(wanted) for wanted in options], out, [True] * len(options))
+        log_probs = _log_probs(out, len(options))
+        sessions = [self.open(wanted) for wanted in options]
+        try:
+            return self._advance(sessions, log_probs, out.lengths)
+        finally:
+            for session in sessions:
+                self.close(session)
 
-    def open(self, options: DecodingOptions) -> CtcSession:
+    def open(self, options: DecodingOptions) -> Session:
         """Begin a stream."""
-        return CtcSession(last_label=self.blank_id)
+        return self.search.open(options)
 
     def decode_chunk(self, sessions: Sequence[Session], out: EncoderOutput, last: Sequence[bool]) -> list[Hypotheses]:
-        """Advance all streams by their chunk: one search over the batch, one copy to the host.
+        """Advance all streams by their chunk: one search over the batch.
 
         The lists in a result belong to its session and grow in place with its next chunk; who keeps them copies them.
         Raises :class:`~oasr_ctc.greedy.InvalidLogProbsError` before any session has changed.
         """
-        streams = cast("Sequence[CtcSession]", sessions)
-        if not streams:
-            return []
-        carried = [stream.last_label for stream in streams]
-        path = best_path(_log_probs(out, len(streams)), out.lengths, carried)
-        runs = find_runs(path, carried, self.blank_id)
-        for row, stream in enumerate(streams):
-            length = int(path.lengths[row])
-            if length == 0:
-                continue
-            if stream.awaits_next_frame:
-                stream.token_log_probs[-1] = max(stream.token_log_probs[-1], float(path.previous_log_probs[row, 0]))
-            begin, end = runs.bounds[row], runs.bounds[row + 1]
-            stream.tokens += runs.tokens[begin:end]
-            stream.frames += [stream.frame_count + frame for frame in runs.frames[begin:end]]
-            stream.token_log_probs += runs.log_probs[begin:end]
-            stream.score += runs.scores[row]
-            stream.last_label = runs.last_labels[row]
-            if runs.last_spoken[row] >= 0:
-                stream.last_spoken = stream.frame_count + runs.last_spoken[row]
-            stream.frame_count += length
-        return [self.current(stream) for stream in streams]
+        return self._advance(sessions, _log_probs(out, len(sessions)), out.lengths) if sessions else []
 
     def current(self, session: Session) -> Hypotheses:
-        """The stream's only hypothesis; its lists are the session's own, see :meth:`decode_chunk`."""
-        stream = cast("CtcSession", session)
-        return Hypotheses(
-            [Hypothesis(stream.tokens, stream.frames, stream.token_log_probs, stream.score)],
-            trailing_silence_frames=stream.frame_count - 1 - stream.last_spoken,
-        )
+        """The stream's hypotheses, as if the audio ended here; their lists are the session's own."""
+        return self.search.results([session])[0]
+
+    def close(self, session: Session) -> None:
+        """Release the state of a stream."""
+        self.search.close(session)
+
+    def _advance(self, sessions: Sequence[Session], log_probs: Tensor, lengths: Tensor) -> list[Hypotheses]:
+        if sessions:
+            self.search.advance(sessions, log_probs, lengths)
+        return self.search.results(sessions)
 
 
 def _log_probs(out: EncoderOutput, rows: int) -> Tensor:
