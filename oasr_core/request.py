@@ -25,7 +25,7 @@ class Hotword(BaseModel):
 
     phrase: str = Field(pattern=r"\S", description="Text, as the model writes it; encoded by the engine's tokenizer.")
     boost: float | None = Field(
-        None, allow_inf_nan=False, description="Added to the log score for each token of the phrase; None: the engine's."
+        None, allow_inf_nan=False, description="Added to the log score for each token; None: the engine's default."
     )
 
 

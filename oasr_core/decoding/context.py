@@ -1,4 +1,4 @@
-"""Hotwords as an automaton: phrases in token ids, the score that each token adds, and what a broken match gives back."""
+"""Hotwords as an automaton: phrases in token ids, what each token adds, and what a broken match gives back."""
 
 from __future__ import annotations
 

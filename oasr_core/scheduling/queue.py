@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from oasr_core.request import Request
@@ -19,7 +20,7 @@ class WaitingQueue:
         self._levels: list[int] = []
         self._by_priority: dict[int, OrderedDict[str, Request]] = {}
         self._by_age: OrderedDict[str, Request] = OrderedDict()
-        self._keys: list[_Key] | None = [] if shortest_first else None
+        self._heap: list[_Key] | None = [] if shortest_first else None
         self._by_key: dict[_Key, Request] = {}
 
     def __len__(self) -> int:
@@ -35,9 +36,9 @@ class WaitingQueue:
             self._by_priority[request.priority] = OrderedDict()
         self._by_priority[request.priority][request.request_id] = request
         self._by_age[request.request_id] = request
-        if self._keys is not None:
+        if self._heap is not None:
             key = (request.priority, request.cost, request.arrival)
-            insort(self._keys, key)
+            heappush(self._heap, key)
             self._by_key[key] = request
 
     def remove(self, request: Request) -> None:
@@ -48,17 +49,31 @@ class WaitingQueue:
         if not level:
             del self._by_priority[request.priority]
             self._levels.remove(request.priority)
-        if self._keys is not None:
-            key = (request.priority, request.cost, request.arrival)
-            del self._keys[bisect_left(self._keys, key)]
-            del self._by_key[key]
+        if self._heap is not None:
+            del self._by_key[(request.priority, request.cost, request.arrival)]
+            if len(self._heap) > 2 * len(self._by_key) + 64:  # removed keys stay until they are the majority
+                self._heap = list(self._by_key)
+                heapify(self._heap)
 
     def __iter__(self) -> Iterator[Request]:
         return chain.from_iterable(self._by_priority[level].values() for level in self._levels)
 
     def candidates(self) -> Iterator[Request]:
         """In the order that the policy wants: queue order, or shortest first within a priority."""
-        return iter(self) if self._keys is None else (self._by_key[key] for key in self._keys)
+        return iter(self) if self._heap is None else self._in_heap_order(self._heap)
+
+    def _in_heap_order(self, heap: list[_Key]) -> Iterator[Request]:
+        """The live entries in order, without taking them out: a frontier of places, each giving way to its children."""
+        while heap and heap[0] not in self._by_key:  # what was served first lies on top
+            heappop(heap)
+        frontier = [(heap[0], 0)] if heap else []
+        while frontier:
+            key, place = heappop(frontier)
+            for child in (2 * place + 1, 2 * place + 2):
+                if child < len(heap):
+                    heappush(frontier, (heap[child], child))
+            if key in self._by_key:
+                yield self._by_key[key]
 
     def overdue(self, before: float) -> Iterator[Request]:
         """Requests that arrived at or before ``before``, oldest first."""

@@ -205,7 +205,7 @@ def test_above_capacity_the_overdue_are_served_oldest_first(policy, streaming):
     sched, clock = scheduler(policy, max_batch_size=4, max_wait_time=0.19)
     arrivals: dict[str, float] = {}
     count = 0
-    for step in range(60):
+    for _step in range(60):
         for _ in range(8):
             name = f"r{count}"
             count += 1

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from oasr_core.models.layers.activation import Activation, activate
 from oasr_core.models.layers.packing import onednn_serves
 
-
 #: oneDNN's bf16 depthwise kernel does not return for 16 channels and some widths; so few are computed in fp32.
 _BF16_MIN_CHANNELS = 32
 
@@ -73,7 +72,8 @@ class DepthwiseConv1d(nn.Module):
         """``(batch, frames, channels)`` to ``(batch, frames + 2 padding - kernel + 1, channels)``, contiguous."""
         # As a picture of one row whose pixels are frames, the layout in memory is channels-last: no copy is made.
         image = x.unsqueeze(1).permute(0, 3, 1, 2)
-        weight, bias = self.weight.unsqueeze(2), self.bias
+        weight: Tensor = self.weight.unsqueeze(2)
+        bias: Tensor = self.bias
         if x.dtype == torch.bfloat16 and x.shape[-1] < _BF16_MIN_CHANNELS:
             image, weight, bias = image.float(), weight.float(), bias.float()
         out = F.conv2d(image, weight, bias, padding=(0, padding), groups=x.shape[-1]).to(x.dtype)

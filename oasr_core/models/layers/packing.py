@@ -25,7 +25,7 @@ def pack_modules(root: nn.Module) -> None:
 
 
 def onednn_serves(weight: Tensor, *operators: str) -> bool:
-    """Whether torch's prepacked oneDNN ``operators`` exist and take ``weight`` (CPU; bfloat16 only with its instructions)."""
+    """Whether torch has the prepacked oneDNN ``operators`` for ``weight`` (CPU; bfloat16 where the CPU has it)."""
     if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float32):
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

@@ -131,7 +131,12 @@ def prefix_beam():
             possible = [item for item in following.items() if item[1].total > -INF]
             beam = dict(sorted(possible, key=key)[:beam_size])
         results = [
-            (list(prefix), entry.total + context_score(prefix, phrases)[0], context_score(prefix, phrases)[0], entry.frames)
+            (
+                list(prefix),
+                entry.total + context_score(prefix, phrases)[0],
+                context_score(prefix, phrases)[0],
+                entry.frames,
+            )
             for prefix, entry in beam.items()
         ]
         return sorted(results, key=lambda result: -result[1])

@@ -236,10 +236,10 @@ def test_the_kernels_are_compiled_once_and_said_so(make_strategy, caplog):
     from oasr_ctc import emissions, prefix_search, selection
 
     with caplog.at_level(logging.INFO):
-        strategy = make_strategy(search="beam")
+        strategy = make_strategy(130, search="beam")
     assert "kernels ready in" in caplog.text
     rng = random.Random(0)
-    for log_probs in random_rows(5, 30, 40):
+    for log_probs in random_rows(5, 30, 130):
         decode(strategy, log_probs, n_best=rng.randint(1, 10), hotwords=[chr(rng.randint(5, 20) + 90)])
     kernels = [selection.select_labels, prefix_search.search, emissions.trace, emissions.settle, emissions.agreed]
     assert [len(kernel.signatures) for kernel in kernels] == [1] * len(kernels)

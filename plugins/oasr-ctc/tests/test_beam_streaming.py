@@ -73,7 +73,9 @@ def cut(draw, length):
 @given(st.data())
 def test_any_cut_and_any_neighbours_equal_offline_alone(make_strategy, data):
     blank_id = data.draw(st.integers(0, VOCAB - 1))
-    strategy = make_strategy(VOCAB, blank_id, search="beam", beam_size=4, first_beam_size=data.draw(st.sampled_from([None, 3])))
+    strategy = make_strategy(
+        VOCAB, blank_id, search="beam", beam_size=4, first_beam_size=data.draw(st.sampled_from([None, 3]))
+    )
     batch = data.draw(st.lists(utterances(), min_size=1, max_size=4))
     phrases = data.draw(st.lists(st.sampled_from(["\x00", "\x01\x02", "\x03\x03", "\x02\x00\x01"]), max_size=2))
     phrases = [{"phrase": phrase, "boost": data.draw(st.sampled_from([-2.0, 0.0, 1.0]))} for phrase in phrases]

@@ -88,7 +88,7 @@ def test_only_completed_phrases_count_in_the_end(beam):
             assert hyp.context_score == 3.0 * len(phrase) * count
             for other in plain.nbest:
                 if other.tokens == hyp.tokens:
-                    assert hyp.score - hyp.context_score == pytest.approx(other.score, abs=1e-6)
+                    assert hyp.score - hyp.context_score == pytest.approx(other.score, abs=1e-4)
         assert [hyp.score for hyp in hyps.nbest] == sorted((hyp.score for hyp in hyps.nbest), reverse=True)
 
 
@@ -164,12 +164,14 @@ def test_what_cannot_be_encoded_is_reported(make_strategy):
 def test_strict_hotwords_are_refused_at_admission(make_strategy):
     strategy = make_strategy(120, search="beam", strict_hotwords=True)
     strategy.validate(DecodingOptions(hotwords=["b"]), "offline")
-    with pytest.raises(RequestRefusedError, match=r"hotwords are refused: 'é', 'ü' cannot be encoded: the model has no"):
+    with pytest.raises(
+        RequestRefusedError, match=r"hotwords are refused: 'é', 'ü' cannot be encoded: the model has no"
+    ):
         strategy.validate(DecodingOptions(hotwords=["é", "b", "ü"]), "offline")
 
 
 def test_the_engines_own_are_checked_at_construction(make_strategy, caplog):
-    with pytest.raises(ConfigError, match="hotwords.*'é' cannot be encoded"):
+    with pytest.raises(ConfigError, match=r"hotwords.*'é' cannot be encoded"):
         make_strategy(120, search="beam", hotwords=["é"], strict_hotwords=True)
     with caplog.at_level(logging.WARNING):
         strategy = make_strategy(120, search="beam", hotwords=["é", "b"])
@@ -191,7 +193,10 @@ def test_a_tokenizer_without_encoder_says_so(make_strategy, monkeypatch):
 def test_special_labels_are_no_hotwords(make_strategy, monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "encode", lambda self, text: [0] if text == "blank" else [3])
     strategy = make_strategy(5, blank_id=3, search="beam")
-    assert decode(strategy, torch.zeros(1, 5).log_softmax(1), ["blank", "other"]).unencoded_hotwords == ["blank", "other"]
+    assert decode(strategy, torch.zeros(1, 5).log_softmax(1), ["blank", "other"]).unencoded_hotwords == [
+        "blank",
+        "other",
+    ]
 
 
 def test_greedy_search_refuses_hotwords_by_name(make_strategy):

@@ -79,7 +79,7 @@ def cut(draw, length):
 @settings(deadline=None, max_examples=150)
 @given(st.data(), st.integers(0, VOCAB - 1))
 def test_any_cut_and_any_neighbours_equal_offline_alone(make_strategy, textbook, data, blank_id):
-    strategy = make_strategy(vocab_size=VOCAB, blank_id=blank_id)
+    strategy = make_strategy(search="greedy", vocab_size=VOCAB, blank_id=blank_id)
     batch = data.draw(st.lists(utterances(), min_size=1, max_size=4))
     cuts = [data.draw(cut(len(utterance))) for utterance in batch]
     want = [offline(strategy, utterance) for utterance in batch]
@@ -96,13 +96,13 @@ def test_any_cut_and_any_neighbours_equal_offline_alone(make_strategy, textbook,
 @pytest.mark.parametrize("first", range(1, 6))
 def test_a_run_over_a_border_is_one_token(make_strategy, first):
     log_probs, _ = scripted_log_probs([[Run(0), Run(3, 4), Run(0)]], VOCAB)
-    strategy = make_strategy(vocab_size=VOCAB)
+    strategy = make_strategy(search="greedy", vocab_size=VOCAB)
     (hyps,) = stream(strategy, [log_probs[0]], [[first, 6 - first]])
     assert (hyps.best.tokens, hyps.best.frames) == ([3], [1])
 
 
 def test_the_next_chunk_completes_a_pending_posterior(make_strategy):
-    strategy = make_strategy(vocab_size=VOCAB)
+    strategy = make_strategy(search="greedy", vocab_size=VOCAB)
     session = strategy.open(GREEDY)
     first = strategy.decode_chunk([session], scripted_output([[Run(0), Run(3, 1, 0.6)]], VOCAB), [False])[0]
     assert math.exp(first.best.token_log_probs[0]) == pytest.approx(0.6)
@@ -115,7 +115,7 @@ def test_the_next_chunk_completes_a_pending_posterior(make_strategy):
 
 
 def test_frames_and_silence_count_from_the_start_of_the_utterance(make_strategy):
-    strategy = make_strategy(vocab_size=VOCAB)
+    strategy = make_strategy(search="greedy", vocab_size=VOCAB)
     session = strategy.open(GREEDY)
     assert strategy.current(session).trailing_silence_frames == 0
     steps = [[Run(0, 4)], [Run(0), Run(2), Run(0, 2)], [Run(0, 4)], [Run(0, 3), Run(1)]]
@@ -128,7 +128,7 @@ def test_frames_and_silence_count_from_the_start_of_the_utterance(make_strategy)
 
 
 def test_an_invalid_chunk_changes_no_session(make_strategy):
-    strategy = make_strategy(vocab_size=VOCAB)
+    strategy = make_strategy(search="greedy", vocab_size=VOCAB)
     sessions = [strategy.open(GREEDY) for _ in range(2)]
     strategy.decode_chunk(sessions, scripted_output([[Run(1)], [Run(2)]], VOCAB), [False] * 2)
     before = copy.deepcopy(sessions)
@@ -143,7 +143,7 @@ def test_an_invalid_chunk_changes_no_session(make_strategy):
 
 
 def test_sessions_share_nothing(make_strategy):
-    strategy = make_strategy(vocab_size=VOCAB)
+    strategy = make_strategy(search="greedy", vocab_size=VOCAB)
     one, two = strategy.open(GREEDY), strategy.open(GREEDY)
     strategy.decode_chunk([one], scripted_output([[Run(1, 2)]], VOCAB), [False])
     strategy.decode_chunk([two, one], scripted_output([[Run(2)], [Run(3)]], VOCAB), [False, True])
@@ -153,4 +153,4 @@ def test_sessions_share_nothing(make_strategy):
 
 
 def test_no_streams_no_results(make_strategy):
-    assert make_strategy().decode_chunk([], chunk([]), []) == []
+    assert make_strategy(search="greedy").decode_chunk([], chunk([]), []) == []

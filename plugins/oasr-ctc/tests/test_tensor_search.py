@@ -114,7 +114,9 @@ def test_invalid_numbers_change_no_session(make_tensor_strategy):
 def test_the_device_of_the_posteriors_chooses(make_strategy, monkeypatch):
     strategy = make_strategy(search="beam")
     taken = []
-    monkeypatch.setattr(BeamSearch, "_advance_device", lambda self, streams, log_probs, *rest: taken.append(log_probs.device))
+    monkeypatch.setattr(
+        BeamSearch, "_advance_device", lambda self, streams, log_probs, *rest: taken.append(log_probs.device)
+    )
     log_probs = torch.zeros(1, 2, 5, device="meta")
     strategy.search.advance([strategy.open(DecodingOptions())], log_probs, torch.tensor([2]))
     assert [device.type for device in taken] == ["meta"]

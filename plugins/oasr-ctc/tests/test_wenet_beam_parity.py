@@ -1,4 +1,4 @@
-"""Prefix beam search from WeNet's own log posteriors, against WeNet's n best: texts, scores, and its other token times."""
+"""Prefix beam search from WeNet's own log posteriors, against WeNet's n best, scores and times."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_defaults_have_the_same_best(wenet_digits, make_strategy, kind):
 
 
 def wenets_times(log_probs, beam=10):
-    """WeNet's own bookkeeping of times beside the sums (ORACLE.md, section 7): best score, times of the best hypothesis."""
+    """WeNet's own bookkeeping of times beside the sums: the times of every hypothesis."""
     hyps = {(): {"s": 0.0, "ns": float("-inf"), "v_s": 0.0, "v_ns": 0.0, "t_s": [], "t_ns": []}}
 
     def score(hyp):

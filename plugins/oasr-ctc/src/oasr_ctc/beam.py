@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,9 +39,9 @@ logger = logging.getLogger(__name__)
 class BeamSession(Session):
     """A stream's slot in the pool, and what the best hypothesis was when it was read last.
 
-    The first ``settled`` tokens of the lists can change no more; the first ``stable`` are common to all prefixes. Both are
-    found by walking over all that is undecided: again when the best hypothesis has ``next_check`` tokens, an eighth more
-    than is undecided now, so that the walk costs no more for each token of a long stream.
+    The first ``settled`` tokens of the lists can change no more; the first ``stable`` are common to all prefixes. Both
+    are found by walking over all that is undecided: again when the best hypothesis has ``next_check`` tokens, an eighth
+    more than is undecided now, so that the walk costs no more for each token of a long stream.
     """
 
     slot: int
@@ -52,12 +54,19 @@ class BeamSession(Session):
     frames: list[int] = field(default_factory=list)
     token_log_probs: list[float] = field(default_factory=list)
 
+    def begun(self) -> BeamSession:
+        """A copy with what is settled alone: where another hypothesis begins."""
+        end = self.settled
+        return replace(
+            self, tokens=self.tokens[:end], frames=self.frames[:end], token_log_probs=self.token_log_probs[:end]
+        )
+
 
 class BeamSearch(Search):
     """Keeps, after each frame, the ``beam_size`` prefixes of the largest summed probability.
 
-    Without ``first_beam_size`` every extension of every prefix of the beam is considered. The score of a hypothesis is the
-    log of the summed probability of its alignments (of those that went through the beams), plus its context score.
+    Without ``first_beam_size`` every extension of every prefix of the beam is considered. The score of a hypothesis is
+    the log of the summed probability of its alignments (of those that went through the beams), plus its context score.
     Frames and posteriors are those of its best alignment.
     """
 
@@ -92,8 +101,8 @@ class BeamSearch(Search):
         streams = cast("Sequence[BeamSession]", sessions)
         if log_probs.shape[2] != self._vocab_size:
             raise PluginContractError(
-                f"Strategy 'ctc' was given log_probs of {log_probs.shape[2]} labels by a model whose interface 'ctc' says "
-                f"vocab_size={self._vocab_size}; they must be equal."
+                f"Strategy 'ctc' was given log_probs of {log_probs.shape[2]} labels by a model whose interface 'ctc' "
+                f"says vocab_size={self._vocab_size}; they must be equal."
             )
         log_probs = log_probs.detach().float().contiguous()
         limits = self._limits.within(log_probs.shape[2], max(stream.context.penalised for stream in streams))
@@ -148,13 +157,12 @@ class BeamSearch(Search):
         for row, stream in enumerate(streams):
             nbest = []
             for index in range(places[row], places[row + 1]):
-                lists = (stream.tokens, stream.frames, stream.token_log_probs)
-                if index > places[row]:
-                    lists = (lists[0][: stream.settled], lists[1][: stream.settled], lists[2][: stream.settled])
-                for values, tail in zip(lists, tails[index], strict=True):
-                    values[stream.settled :] = tail
+                known = stream if index == places[row] else stream.begun()
+                known.tokens[stream.settled :], known.frames[stream.settled :] = tails[index][:2]
+                known.token_log_probs[stream.settled :] = tails[index][2]
                 score, context_score = scores[row, picked[index]], prefixes["kept"][index]
-                nbest.append(Hypothesis(*lists, float(score), float(context_score)))
+                lists = (known.tokens, known.frames, known.token_log_probs)
+                nbest.append(Hypothesis(*lists, score=float(score), context_score=float(context_score)))
             nbests.append(nbest)
         self._settle(streams)
         return [
@@ -197,7 +205,7 @@ def refuse_invalid(invalid: Ints) -> None:
 
 
 def _tails(
-    pool: BeamPool, slots: Longs, prefixes: Prefixes, in_blank: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    pool: BeamPool, slots: Longs, prefixes: Prefixes, in_blank: npt.NDArray[np.bool_]
 ) -> list[tuple[list[int], list[int], list[float]]]:
     """Tokens, frames and log posteriors of prefixes behind their streams' settled tokens."""
     ends = np.where(in_blank, prefixes["emission_blank"], prefixes["emission_nonblank"])
@@ -207,10 +215,7 @@ def _tails(
     trace(pool.emissions, ends, pool.roots[slots], bounds, tokens, frames, log_probs)
     flat = (tokens.tolist(), frames.tolist(), log_probs.tolist())
     cuts = bounds.tolist()
-    return [
-        (flat[0][begin:end], flat[1][begin:end], flat[2][begin:end])
-        for begin, end in zip(cuts[:-1], cuts[1:], strict=True)
-    ]
+    return [(flat[0][begin:end], flat[1][begin:end], flat[2][begin:end]) for begin, end in itertools.pairwise(cuts)]
 
 
 def _by_graph(streams: Sequence[BeamSession]) -> list[tuple[ContextGraph, Longs, Longs]]:

@@ -36,7 +36,7 @@ def settle(
     """
     for slot in slots:
         beam = beams[slot]
-        shared, first = int(-1), True
+        shared, first = (-1), True
         for j in range(sizes[slot]):
             for nonblank in range(2):
                 score = beam[j].best_nonblank if nonblank else beam[j].best_blank
@@ -132,4 +132,4 @@ def agreed(slots: Longs, beams: Prefixes, sizes: Ints, emissions: Emissions, roo
 @compiled
 def _end(prefix: Prefixes) -> int:
     """The last emission of the best alignment of ``prefix``."""
-    return prefix.emission_blank if prefix.best_blank > prefix.best_nonblank else prefix.emission_nonblank
+    return int(prefix.emission_blank if prefix.best_blank > prefix.best_nonblank else prefix.emission_nonblank)

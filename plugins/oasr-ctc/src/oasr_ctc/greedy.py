@@ -27,8 +27,8 @@ class InvalidLogProbsError(OasrError, ValueError):
     def of(cls, rows: Sequence[int], frame: int) -> InvalidLogProbsError:
         """The error of ``rows``, the first of which is at fault from ``frame`` on."""
         return cls(
-            f"CTC log posteriors of batch row(s) {list(rows)} are NaN or +inf, first in frame {frame} of row {rows[0]}; "
-            "finite values or -inf are allowed. The encoder overflowed or its weights are not finite: check the "
+            f"CTC log posteriors of batch row(s) {list(rows)} are NaN or +inf, first in frame {frame} of row {rows[0]};"
+            " finite values or -inf are allowed. The encoder overflowed or its weights are not finite: check the "
             "checkpoint, or run it with dtype='float32'.",
             rows,
         )

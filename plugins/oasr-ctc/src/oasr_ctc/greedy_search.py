@@ -39,8 +39,8 @@ class GreedySession(Session):
 class GreedySearch(Search):
     """Takes the best label of each frame, collapses repeats and drops blanks.
 
-    A token's frame is the first frame of its run; its log posterior is the larger of those in that frame and in the next
-    one; the score is the log posterior of the whole best path.
+    A token's frame is the first frame of its run; its log posterior is the larger of those in that frame and in the
+    next one; the score is the log posterior of the whole best path.
     """
 
     def __init__(self, blank_id: int) -> None:
@@ -51,8 +51,8 @@ class GreedySearch(Search):
         for name, wanted in (("n_best", options.n_best > 1), ("hotwords", bool(options.hotwords))):
             if wanted:
                 raise RequestRefusedError(
-                    f"{name}={getattr(options, name)!r} is refused by decode strategy 'ctc' ({mode}): greedy search has "
-                    f"one hypothesis and no context; leave {name} unset or set the decode option search='beam'."
+                    f"{name}={getattr(options, name)!r} is refused by decode strategy 'ctc' ({mode}): greedy search "
+                    f"has one hypothesis and no context; leave {name} unset or set the decode option search='beam'."
                 )
 
     def open(self, options: DecodingOptions) -> GreedySession:

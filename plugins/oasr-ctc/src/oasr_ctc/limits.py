@@ -27,9 +27,9 @@ class Limits(NamedTuple):
     def of(cls, options: CtcOptions, blank_id: int) -> Limits:
         """The limits that ``options`` ask for.
 
-        Without ``first_beam_size`` the labels found are enough for an exact search without hotwords: the candidates of one
-        prefix that its ``beam_size`` best labels give outrank what the other labels could give, but for blank, which
-        gives none, and the prefix's last token, which may give an improbable one.
+        Without ``first_beam_size`` the labels found are enough for an exact search without hotwords: the candidates
+        that the ``beam_size`` best labels give one prefix outrank what the other labels could give, but for blank,
+        which gives none, and the prefix's last token, which may give an improbable one.
         """
         posterior = options.blank_threshold
         threshold = math.inf if posterior >= 1.0 else math.log(posterior) if posterior > 0.0 else -math.inf

@@ -18,7 +18,7 @@ class CtcOptions(StrategyOptions):
     """
 
     search: Literal["beam", "greedy"] = Field(
-        default="greedy", description="beam: prefix beam search; greedy: the best label of each frame."
+        default="beam", description="beam: prefix beam search; greedy: the best label of each frame."
     )
     blank_id: int | None = Field(
         default=None, ge=0, description="Must equal the model's blank; None takes the model's."

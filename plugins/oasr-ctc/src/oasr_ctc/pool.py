@@ -65,7 +65,7 @@ class BeamPool:
             self._reset()
 
     def make_room(self, emissions: int) -> None:
-        """Drop emissions that no stream needs; room for ``emissions`` more, and for as many again as are left, is made."""
+        """Drop emissions that no stream needs; make room for ``emissions`` more, and for as many again as are left."""
         slots = np.array(sorted(self._open), dtype=np.int64)
         places = mark(slots, self.beams, self.sizes, self.emissions, self.used, self.roots)
         kept = int(places.max(initial=-1)) + 1

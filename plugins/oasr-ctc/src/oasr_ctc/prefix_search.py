@@ -50,8 +50,8 @@ def search(
     ``(slots, beam)`` holds each stream's prefixes, best first, ``sizes`` ``(slots,)`` how many, ``frames`` ``(slots,)``
     the frames that each has seen; ``emissions`` is filled up to ``used``.
 
-    Begins in ``frame`` of the ``row``-th stream and returns the place where it stopped: behind the last stream, or where
-    ``emissions`` is full, and how far it is filled.
+    Begins in ``frame`` of the ``row``-th stream and returns the place where it stopped: behind the last stream, or
+    where ``emissions`` is full, and how far it is filled.
     """
     beam_size = beams.shape[1]
     following = np.empty(beam_size, PREFIX)
@@ -111,8 +111,8 @@ def search(
                         )  # fmt: skip
                     else:
                         used = _append(
-                            beam[i], totals[i], tokens[k], token_scores[k], following[k], graph, frames[slot], emissions,
-                            used,
+                            beam[i], totals[i], tokens[k], token_scores[k], following[k], graph, frames[slot],
+                            emissions, used,
                         )  # fmt: skip
                 for k in range(found):
                     beam[k] = following[k]
@@ -252,7 +252,7 @@ def _stay(
     emissions: Emissions,
     used: int,
 ) -> int:
-    """Write to ``result`` what becomes of a prefix to which nothing is appended; returns how far emissions are filled."""
+    """Write to ``result`` what a prefix becomes to which nothing is appended; returns how far emissions are filled."""
     prefix = beam[index]
     result.hash, result.parent_hash, result.last, result.length = (
         prefix.hash, prefix.parent_hash, prefix.last, prefix.length,
@@ -345,7 +345,7 @@ def _raise_posteriors(beam: Prefixes, size: int, posteriors: Floats, frame: int,
 @compiled
 def _in_beam(beam: Prefixes, size: int, prefix: Prefixes, token: int) -> bool:
     extended = _hash(prefix.hash, token)
-    for j in range(size):
+    for j in range(size):  # noqa: SIM110 - compiled, a generator expression is slower
         if beam[j].hash == extended and beam[j].length == prefix.length + 1:
             return True
     return False
@@ -382,7 +382,7 @@ def _follow(graph: ContextArrays, state: int, token: int) -> int:
         if low < graph.arc_begin[state + 1] and graph.arc_token[low] == token:
             return int(graph.arc_target[low])
         state = int(graph.fail[state])
-    return int(0)
+    return 0
 
 
 @compiled

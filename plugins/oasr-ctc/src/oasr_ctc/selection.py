@@ -100,4 +100,4 @@ def _floor(maxima: Ints, best: Ints) -> np.int32:
             place -= 1
         best[place] = maximum
         found = min(found + 1, width)
-    return best[width - 1]
+    return np.int32(best[width - 1])

@@ -20,6 +20,8 @@ from oasr_ctc.prefix_search import HASH_FIRST, HASH_SECOND, Longs
 
 _INF = float("inf")
 _FIELDS = PREFIX.names or ()
+_SCORES = ("blank", "nonblank", "best_blank", "best_nonblank")
+_ABSENT = ("length", "last", "emission_blank", "emission_nonblank")
 _DOUBLES = frozenset(name for name in _FIELDS if PREFIX[name].kind == "f")
 
 #: A beam as tensors ``(batch, beam)``, by the names of the fields of ``PREFIX``.
@@ -27,7 +29,7 @@ Beam = dict[str, Tensor]
 
 
 class _Labels(NamedTuple):
-    """What may be appended in each frame: ``tokens`` and ``scores`` ``(batch, frames, n)``, best first, then the lower id.
+    """What may be appended in each frame: ``tokens`` and ``scores`` ``(batch, frames, n)``, best first.
 
     ``scores`` are log posteriors, -inf where a place is empty; ``allowed`` ``(batch, frames, vocab)`` says which labels
     are considered at all, None: all.
@@ -49,16 +51,15 @@ def first_invalid(log_probs: Tensor, lengths: Tensor) -> Tensor:
     """``(batch,)`` the first frame of each row that holds NaN or +inf, -1 where none does."""
     frames = torch.arange(log_probs.shape[1], device=log_probs.device)
     broken = (log_probs.isnan() | (log_probs == _INF)).any(dim=2) & (frames < lengths[:, None])
-    first = (
-        torch.where(broken, frames, log_probs.shape[1]).amin(dim=1) if len(frames) else lengths.new_zeros(len(lengths))
-    )
-    return torch.where(broken.any(dim=1), first, -1)
+    if not len(frames):
+        return torch.full_like(lengths, -1)
+    return torch.where(broken.any(dim=1), broken.int().argmax(dim=1), -1)
 
 
 def advance_tensors(
     pool: BeamPool, graph: ContextGraph, rows: Longs, slots: Longs, log_probs: Tensor, lengths: Tensor, limits: Limits
 ) -> None:
-    """Advance the streams ``slots`` by their ``rows`` of ``log_probs`` ``(batch, frames, vocab)``; one copy to the host."""
+    """Advance the streams ``slots`` by their ``rows`` of ``log_probs``; one copy to the device and one back."""
     device = log_probs.device
     index = torch.from_numpy(rows).to(device)
     log_probs, lengths = log_probs[index], lengths.to(device)[index]
@@ -81,7 +82,9 @@ def advance_tensors(
         )
         advanced, parent, token = _advance(beam, begun + t, posteriors, here_labels, limits, automaton, places[:, t])
         stuck = none[:, t] | (advanced["length"] < 0).all(dim=1)
-        blank_score = torch.where(skipped[:, t] & (posteriors[:, limits.blank] > -_INF), posteriors[:, limits.blank], 0.0)
+        blank_score = torch.where(
+            skipped[:, t] & (posteriors[:, limits.blank] > -_INF), posteriors[:, limits.blank], 0.0
+        )
         collapsed = _collapse(beam, begun + t, blank_score)
         speaks = (here & ~stuck & ~skipped[:, t])[:, None]
         emitted.parent[:, t] = torch.where(speaks, parent, -2)
@@ -97,11 +100,9 @@ def _upload(pool: BeamPool, slots: Longs, device: torch.device) -> Beam:
     """The streams' beams; places without a prefix are impossible ones."""
     records = pool.beams[slots]
     unused = np.arange(records.shape[1]) >= pool.sizes[slots, None]
-    for name in ("blank", "nonblank", "best_blank", "best_nonblank", "kept", "pending"):
-        records[name][unused] = -_INF if name not in ("kept", "pending") else 0.0
-    for name in ("emission_blank", "emission_nonblank", "length", "last"):
-        records[name][unused] = -1
-    records["state"][unused] = 0
+    for names, value in ((_SCORES, -_INF), (_ABSENT, -1), (("state", "kept", "pending"), 0)):
+        for name in names:
+            records[name][unused] = value
     matrix = torch.from_numpy(records.view(np.int64).reshape(*records.shape, len(_FIELDS))).to(device)
     return {
         name: matrix[..., i].contiguous().view(torch.float64) if name in _DOUBLES else matrix[..., i]
@@ -120,7 +121,7 @@ def _download(
     cuts = np.cumsum([part.numel() for part in parts])[:-1]
     flat, parent, token, token_scores, first_scores, counts = np.split(packed, cuts)
     counts = counts.astype(np.int64)
-    # Tokens that were emitted in the last frame of the chunk before take the larger posterior of that frame and this one.
+    # Tokens that the last frame of the chunk before emitted take the larger posterior of that frame and the first one.
     first = first_scores.view(np.float64).reshape(batch, beam_size)
     for row, slot in enumerate(slots):
         for j in range(pool.sizes[slot] if counts[row] else 0):
@@ -289,7 +290,7 @@ def _stay_scores(beam: Beam, posteriors: Tensor, labels: _Labels, limits: Limits
 def _stay_alignment(
     beam: Beam, frame: Tensor, blank_score: Tensor, last_score: Tensor, child: Tensor, at: Callable[[Tensor], Tensor]
 ) -> Beam:
-    """Best alignments of prefixes to which nothing is appended; ``parent`` is -2 where no new emission is the better one."""
+    """Best alignments of prefixes to which nothing is appended; ``parent`` is -2 where the old emission stays."""
     blank_first = beam["best_blank"] > beam["best_nonblank"]
     best_blank = torch.maximum(beam["best_blank"], beam["best_nonblank"]) + blank_score
     emission_blank = torch.where(blank_first, beam["emission_blank"], beam["emission_nonblank"])
@@ -315,16 +316,7 @@ def _stay_alignment(
 
 def _without(beam: Beam, dead: Tensor) -> Beam:
     """Make the prefixes ``dead`` impossible ones."""
-    empty = {
-        "length": -1,
-        "last": -1,
-        "state": 0,
-        "emission_blank": -1,
-        "emission_nonblank": -1,
-        "kept": 0.0,
-        "pending": 0.0,
-    }
-    empty |= dict.fromkeys(("blank", "nonblank", "best_blank", "best_nonblank"), -_INF)
+    empty = {**dict.fromkeys(_ABSENT, -1), **dict.fromkeys(_SCORES, -_INF), "state": 0, "kept": 0.0, "pending": 0.0}
     return {name: torch.where(dead, empty[name], values) if name in empty else values for name, values in beam.items()}
 
 
@@ -335,17 +327,13 @@ class _Automaton:
         arrays = graph.arrays
         states = np.repeat(np.arange(len(graph)), np.diff(arrays.arc_begin))
         keys = (states.astype(np.int64) << 32) | arrays.arc_token
-        self._keys, self._targets = (
-            torch.from_numpy(keys).to(device),
-            torch.from_numpy(arrays.arc_target).long().to(device),
-        )
+        self._keys = torch.from_numpy(keys).to(device)
+        self._targets = torch.from_numpy(arrays.arc_target).long().to(device)
         self._fail = torch.from_numpy(arrays.fail).long().to(device)
         self._links = _longest_chain(arrays.fail)
         self.tokens = torch.from_numpy(np.unique(arrays.arc_token)).long().to(device)
-        self.pending, self.reward = (
-            torch.from_numpy(arrays.pending).to(device),
-            torch.from_numpy(arrays.reward).to(device),
-        )
+        self.pending = torch.from_numpy(arrays.pending).to(device)
+        self.reward = torch.from_numpy(arrays.reward).to(device)
 
     def follow(self, state: Tensor, token: Tensor) -> Tensor:
         """The states behind ``token``, of the shape of ``state``."""
