@@ -90,7 +90,7 @@ class ModelRunner:
     def forward_offline(self, features: Tensor, lengths: Sequence[int], *, packed: bool = False) -> EncoderOutput:
         """Offline forward of a micro-batch: ``features`` ``(batch, frames, dim)``, ``lengths`` feature frames."""
         batch = EncoderBatch(
-            features.to(self.device, self.dtype),
+            features.to(self.device),  # float32: normalisation wants the precision, the encoder casts behind it
             torch.tensor(lengths, dtype=torch.int64).to(self.device, non_blocking=True),
             packed=packed,
         )

@@ -25,6 +25,9 @@ from oasr_core.cache.slots import RowIndex
 #: Reading a cohort as one batch costs its longest history for every row; past this waste rows are read one by one.
 _MAX_BATCH_WASTE = 1.25
 
+#: Keys are read in multiples of this (the rest masked), which the CPU attention kernel serves faster.
+_KEY_MULTIPLE = 16
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -53,7 +56,7 @@ class ReadPlan:
     """How a cohort's keys are reached this step: ``span`` in place, ``gather`` by flat slot, else row by row."""
 
     positions: IntArray  # (batch, keys): position of each key, -1 where masked
-    used: IntArray  # (batch,): ring slots in use
+    used: IntArray  # (batch,): ring slots to read
     visible: Tensor | None  # (batch, keys) bool, None where every key is visible
     in_place: bool
     batched: bool
@@ -84,16 +87,20 @@ class PagedAttentionCache:
         return self._keys.nbytes + self._values.nbytes + (self._bias.nbytes if self._bias is not None else 0)
 
     def allocate(self, row: int) -> None:
-        """Begin a stream; a prefilled window takes (and zeroes) its whole ring now."""
+        """Begin a stream; a prefilled window takes its whole ring of zeros now."""
         self._table[row] = -1
         if self._shift:
             self._take(np.full(self.config.blocks_per_seq, row), np.arange(self.config.blocks_per_seq))
 
     def free(self, row: int) -> None:
         """Return a stream's blocks."""
-        held = self._table[row][self._table[row] >= 0]
+        held = self._table[row][self._table[row] >= 0].tolist()
         self._table[row] = -1
-        self.pool.free(held.tolist())
+        if held:  # unread frames have to be finite: a masked NaN would still poison through the weighted sum
+            index = torch.tensor(held, device=self._device)
+            self._keys[:, index] = 0
+            self._values[:, index] = 0
+        self.pool.free(held)
 
     def at_capacity(self, offset: int, frames: int) -> bool:
         """Whether ``frames`` more would not fit into the stream's ring (asked before dispatch)."""
@@ -121,19 +128,13 @@ class PagedAttentionCache:
         )
 
     def _take(self, rows: IntArray, pages: IntArray) -> None:
-        blocks = self.pool.allocate(self._home[rows, pages].tolist())
-        self._table[rows, pages] = blocks
-        dirty = self.pool.take_dirty(blocks)
-        if dirty:  # unread frames have to be finite: a masked NaN would still poison through the weighted sum
-            index = torch.tensor(dirty, device=self._device)
-            self._keys[:, index] = 0
-            self._values[:, index] = 0
+        self._table[rows, pages] = self.pool.allocate(self._home[rows, pages].tolist())
 
     def _plan(self, row: IntArray, offsets: IntArray, counts: IntArray) -> ReadPlan:
         config = self.config
         ends = offsets + counts
         last = ends - 1 + self._shift
-        used = np.minimum(last + 1, config.capacity_frames)
+        used = np.minimum(-(-(last + 1) // _KEY_MULTIPLE) * _KEY_MULTIPLE, config.capacity_frames)
         keys = int(used.max())
         ring = np.arange(keys)
         positions = last[:, None] - (last[:, None] - ring) % config.capacity_frames - self._shift
@@ -145,7 +146,7 @@ class PagedAttentionCache:
         batched = in_place and len(row) * keys <= _MAX_BATCH_WASTE * int(used.sum())
         gather = None
         if not in_place:
-            blocks = np.where(table < 0, config.num_blocks, table)
+            blocks = np.where(table < 0, table[:, :1], table)  # masked, but its own: the scratch block may hold anything
             flat = blocks[:, ring // config.block_frames] * config.block_frames + ring % config.block_frames
             gather = torch.from_numpy(flat).to(self._device)
         return ReadPlan(np.where(seen, positions, -1), used, visible, in_place, batched, gather)

@@ -19,7 +19,6 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._free = dict.fromkeys(range(num_blocks))
-        self._dirty: set[int] = set()
         self._lock = threading.Lock()
 
     @property
@@ -57,11 +56,3 @@ class BlockPool:
                 if block in self._free or not 0 <= block < self.num_blocks:
                     raise ValueError(f"block {block} is not allocated (pool of {self.num_blocks})")
                 self._free[block] = None
-                self._dirty.add(block)
-
-    def take_dirty(self, blocks: Sequence[int]) -> list[int]:
-        """Those of ``blocks`` that another stream has used before; they are then considered clean."""
-        with self._lock:
-            dirty = [block for block in blocks if block in self._dirty]
-            self._dirty.difference_update(dirty)
-            return dirty

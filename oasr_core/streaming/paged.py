@@ -47,7 +47,7 @@ class PagedBackend(StreamingEncoderBackend):
         valid = np.array([chunk.features.shape[0] for chunk in ordered], dtype=np.int64)
         offsets = np.array([chunk.offset for chunk in ordered], dtype=np.int64)
         counts = np.array([self.encoder.output_frames(int(frames)) for frames in valid], dtype=np.int64)
-        features = torch.zeros(len(chunks), width, ordered[0].features.shape[1], dtype=self.dtype, device=self.device)
+        features = torch.zeros(len(chunks), width, ordered[0].features.shape[1], device=self.device)
         for row, chunk in enumerate(ordered):
             features[row, : valid[row]] = chunk.features
         frames = self.encoder.output_frames(width)

@@ -31,13 +31,3 @@ def test_a_block_cannot_be_freed_twice():
     pool.free([block])
     with pytest.raises(ValueError, match="is not allocated"):
         pool.free([block])
-
-
-def test_reused_blocks_are_dirty_once():
-    pool = BlockPool(2)
-    blocks = pool.allocate([0, 1])
-    assert pool.take_dirty(blocks) == []
-    pool.free(blocks)
-    again = pool.allocate([0, 1])
-    assert pool.take_dirty(again) == [0, 1]
-    assert pool.take_dirty(again) == []

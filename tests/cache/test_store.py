@@ -162,8 +162,9 @@ def test_unread_history_stays_finite_after_a_stream_of_nan():
     for step in range(3):
         store.cohort(["bad"], np.array([4 * step]), np.array([4]), 4).attend(0, nan, nan, nan, key_bias=nan[..., 0])
     store.free("bad")
-    got = drive(store, [[("a", 2), ("b", 4)]])
-    want = drive(make_store(streams=2), [[("a", 2), ("b", 4)]])
+    plan = [[("a", 2), ("b", 4)], [("b", 4)], [("b", 4), ("a", 1)]]
+    got = drive(store, plan)
+    want = drive(make_store(streams=2), plan)
     for stream in "ab":
         assert torch.isfinite(got[stream]).all()
         torch.testing.assert_close(got[stream], want[stream])

@@ -24,7 +24,7 @@ class Search(ABC):
 
     @abstractmethod
     def advance(self, sessions: Sequence[Session], log_probs: Tensor, lengths: Tensor) -> None:
-        """Advance ``sessions`` by their rows of ``log_probs`` ``(batch, frames, vocab)``, ``lengths`` ``(batch,)`` long.
+        """Advance ``sessions`` by the ``lengths`` ``(batch,)`` frames of ``log_probs`` ``(batch, frames, vocab)``.
 
         Raises :class:`~oasr_ctc.greedy.InvalidLogProbsError` before any session has changed.
         """

@@ -33,8 +33,7 @@ def select_labels(
     frames whose blank has a log posterior of at least ``threshold`` get ``SKIPPED``. Returns ``(batch,)`` the first
     frame that holds NaN or +inf, -1 where none does.
     """
-    # The bits of a float, with the lower ones flipped where it is negative, order as integers as the floats do, so that
-    # maxima of blocks are vector instructions and NaN shows at the ends of the order.
+    # Floats are compared as integers: maxima of blocks are vector instructions, and NaN shows at the ends of the order.
     bits = log_probs.view(np.int32)
     batch, _, vocab = bits.shape
     width = labels.shape[2]
@@ -46,15 +45,18 @@ def select_labels(
         for frame in range(lengths[row]):
             keys = bits[row, frame]
             lowest, highest = _PLUS_INF, _LOWEST
-            for block in range(blocks):
-                maximum = _LOWEST
-                for label in range(block * _BLOCK, min(vocab, (block + 1) * _BLOCK)):
-                    bit = keys[label]
-                    key = np.int32(bit ^ ((bit >> _SIGN) & _MAGNITUDE))
+            for block in range(vocab // _BLOCK):  # a fixed number of labels, which becomes vector instructions
+                maximum, start = _LOWEST, block * _BLOCK
+                for offset in range(_BLOCK):
+                    key = _key(keys[start + offset])
                     maximum = max(maximum, key)
                     lowest = min(lowest, key)
                 maxima[block] = maximum
                 highest = max(highest, maximum)
+            for label in range(vocab - vocab % _BLOCK, vocab):
+                key = _key(keys[label])
+                maxima[blocks - 1] = key if label % _BLOCK == 0 else max(maxima[blocks - 1], key)
+                lowest, highest = min(lowest, key), max(highest, key)
             if lowest < _MINUS_INF or highest >= _PLUS_INF:
                 if invalid[row] < 0:
                     invalid[row] = frame
@@ -68,8 +70,7 @@ def select_labels(
                 if maxima[block] < floor:
                     continue
                 for label in range(block * _BLOCK, min(vocab, (block + 1) * _BLOCK)):
-                    bit = keys[label]
-                    key = np.int32(bit ^ ((bit >> _SIGN) & _MAGNITUDE))
+                    key = _key(keys[label])
                     if key < floor or key == _MINUS_INF or (found == width and key <= best[width - 1]):
                         continue
                     place = found if found < width else width - 1
@@ -82,6 +83,12 @@ def select_labels(
                     found = min(found + 1, width)
             counts[row, frame] = found
     return invalid
+
+
+@compiled
+def _key(bits: np.int32) -> np.int32:
+    """The bits of a float as an integer that orders like the float."""
+    return np.int32(bits ^ np.int32((bits >> _SIGN) & _MAGNITUDE))
 
 
 @compiled
