@@ -77,7 +77,9 @@ def offline(model, batch: int) -> tuple[Callable[[], object], float, float]:
     return call, batch * FRAMES_10S * FRAME_SECONDS, flops(model.config.model_dump(), batch * frames, frames)
 
 
-def streaming(model, streams: int, history: int, left_chunks: int) -> tuple[Callable[[], object], float, float]:
+def streaming_step(
+    model, streams: int, history: int, left_chunks: int
+) -> tuple[Callable[[], object], StreamStateStore]:
     """A step in the steady state: ``history`` frames are cached, and each call overwrites the same step."""
     encoder = model.encoder
     geometry = encoder.chunk_geometry(CHUNK)
@@ -109,8 +111,14 @@ def streaming(model, streams: int, history: int, left_chunks: int) -> tuple[Call
 
     for offset in range(0, history, CHUNK):
         step(offset)
-    audio = streams * geometry.stride * FRAME_SECONDS
-    return lambda: step(history), audio, flops(model.config.model_dump(), streams * CHUNK, history + CHUNK)
+    return lambda: step(history), store
+
+
+def streaming(model, streams: int, history: int, left_chunks: int) -> tuple[Callable[[], object], float, float]:
+    """The call, its audio seconds and its operations."""
+    call, _ = streaming_step(model, streams, history, left_chunks)
+    audio = streams * model.encoder.chunk_geometry(CHUNK).stride * FRAME_SECONDS
+    return call, audio, flops(model.config.model_dump(), streams * CHUNK, history + CHUNK)
 
 
 def main() -> None:

@@ -5,9 +5,9 @@
 Posteriors are made: 250 frames, 70 % of them blank with a posterior of 0.98 and more, the others with a token of 0.5
 to 0.99; every other label has a share of the rest that is spread over four powers of ten. Timed are the whole decoder
 of one utterance (from log posteriors to lists), the same without skipping blank frames, with WeNet's first pruning,
-with 100 hotwords; ``torch.topk`` of ``beam`` labels alone; and a step of 32 streams by 16 frames, in the order in which an
-engine would run it. Best of several repetitions, microseconds a frame. ``--pyctcdecode`` names an interpreter that has
-pyctcdecode, which decodes the same posteriors without language model, ``beam_width`` as ours.
+with 100 hotwords; ``torch.topk`` of ``beam`` labels alone; and a step of 32 streams by 16 frames, in the order in which
+an engine would run it. Best of several repetitions, microseconds a frame. ``--pyctcdecode`` names an interpreter that
+has pyctcdecode, which decodes the same posteriors without language model, ``beam_width`` as ours.
 """
 
 from __future__ import annotations

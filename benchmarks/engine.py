@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 from conformer_encoder import flops
 
-from oasr_conformer.random_weights import random_config, random_model
+from oasr_conformer.model import ConformerModel
+from oasr_conformer.random_weights import random_config
 from oasr_core import ASREngine, EngineConfig
 from oasr_core.checkpoints.bundle import CheckpointBundle, FeatureSpec, TokenizerSpec
 from oasr_core.checkpoints.native import save_native
@@ -32,21 +33,22 @@ FRAMES = 998
 def write_bundle(directory: Path) -> dict:
     """A native bundle with random weights; returns the network's configuration."""
     config = random_config()
-    model = random_model(config, prepare=False)
+    torch.manual_seed(0)
+    model = ConformerModel.from_config(config)
     symbols = directory.parent / "units.txt"
-    names = ["<blank>", "<unk>", *(f"▁w{i}" for i in range(2, config.vocab_size))]
+    names = ["<blank>", "<unk>", *(f"▁w{i}" for i in range(2, config["vocab_size"]))]
     symbols.write_text("".join(f"{name} {i}\n" for i, name in enumerate(names)), encoding="utf8")
     save_native(
         CheckpointBundle(
             "conformer",
-            config.model_dump(mode="json"),
+            config,
             model.state_dict(),
             TokenizerSpec("symbol_table", {"symbols": symbols}),
             FeatureSpec(),
         ),
         directory,
     )
-    return config.model_dump()
+    return config
 
 
 class Stages:

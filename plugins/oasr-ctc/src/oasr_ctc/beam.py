@@ -90,7 +90,8 @@ class BeamSearch(Search):
 
     def open(self, options: DecodingOptions) -> BeamSession:
         """Begin a stream."""
-        return BeamSession(self.pool.open(), options.n_best, self._hotwords.context(options))
+        context = self._hotwords.context(options)
+        return BeamSession(self.pool.open(), options.n_best, context)
 
     def close(self, session: Session) -> None:
         """Give the slot back."""
