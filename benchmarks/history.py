@@ -13,6 +13,7 @@ import time
 
 import torch
 from conformer_encoder import CHUNK, streaming_step
+
 from oasr_conformer.random_weights import random_config, random_model
 
 

@@ -46,8 +46,8 @@ class ModelRunner:
     ) -> StreamingEncoderBackend:
         """Build the state store and the backend for this encoder; refuses geometry that the weights cannot serve.
 
-        ``probe_frames``: feature frames of the offline forward to allow for where a capacity is derived from a GPU's memory
-        (``None``: the engine serves no offline requests).
+        ``probe_frames``: feature frames of the offline forward to allow for where a capacity is derived from a GPU's
+        memory (``None``: the engine serves no offline requests).
         """
         encoder = self.encoder
         geometry = encoder.chunk_geometry(streaming.chunk_size)

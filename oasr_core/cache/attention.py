@@ -146,7 +146,9 @@ class PagedAttentionCache:
         batched = in_place and len(row) * keys <= _MAX_BATCH_WASTE * int(used.sum())
         gather = None
         if not in_place:
-            blocks = np.where(table < 0, table[:, :1], table)  # masked, but its own: the scratch block may hold anything
+            blocks = np.where(
+                table < 0, table[:, :1], table
+            )  # masked, but its own: the scratch block may hold anything
             flat = blocks[:, ring // config.block_frames] * config.block_frames + ring % config.block_frames
             gather = torch.from_numpy(flat).to(self._device)
         return ReadPlan(np.where(seen, positions, -1), used, visible, in_place, batched, gather)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections import Counter
@@ -77,10 +78,8 @@ def test_feeders_race_aborters(engine):
                     except UnknownRequestError:
                         break
             elif i % 2 and generator.random() < 0.1:
-                try:
+                with contextlib.suppress(UnknownRequestError):
                     engine.abort_request(request_id)
-                except UnknownRequestError:
-                    pass
         return True
 
     assert all(in_threads(work))

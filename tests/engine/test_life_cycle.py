@@ -229,7 +229,7 @@ def test_options_that_the_strategy_does_not_honour_are_refused_by_name(engine):
     with pytest.raises(RequestRefusedError, match="language='en'"):
         engine.add_request(marker_audio(TOKENS), decoding=DecodingOptions(language="en"))
     with pytest.raises(RequestRefusedError, match="n_best"):
-        engine.add_request(marker_audio(TOKENS), decoding=DecodingOptions(n_best=3))
+        engine.add_request(marker_audio(TOKENS), decoding=DecodingOptions(n_best=11))
     with pytest.raises(RequestRefusedError, match="colour"):
         engine.add_request(marker_audio(TOKENS), decoding=DecodingOptions(extra={"colour": 1}))
     assert engine.num_waiting == 0

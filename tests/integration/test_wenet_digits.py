@@ -29,7 +29,13 @@ def make(wenet_digits):
     def build(dtype="float32", left=-1, **settings) -> ASREngine:
         key = (dtype, left, *sorted(settings.items()))
         if key not in engines:
-            values = {"ckpt_dir": wenet_digits, "device": "cpu", "gc_freeze": False, "decode_options": GREEDY, **settings}
+            values = {
+                "ckpt_dir": wenet_digits,
+                "device": "cpu",
+                "gc_freeze": False,
+                "decode_options": GREEDY,
+                **settings,
+            }
             engines[key] = ASREngine(EngineConfig(dtype=dtype, num_left_chunks=left, **values))
         return engines[key]
 

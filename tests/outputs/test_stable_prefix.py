@@ -35,7 +35,12 @@ def test_held_partials_show_the_stable_prefix_only():
     processor = OutputProcessor(ByteTokenizer(), 0.04, hold_unstable=True)
     state = processor.open()
     output = partial(processor, state, ids("recogn"), 3)
-    assert (output.text, output.stable_prefix_chars, output.tokens, len(output.timestamps)) == ("rec", 3, [ids("rec")], 3)
+    assert (output.text, output.stable_prefix_chars, output.tokens, len(output.timestamps)) == (
+        "rec",
+        3,
+        [ids("rec")],
+        3,
+    )
 
 
 def test_a_final_is_stable_as_a_whole():
