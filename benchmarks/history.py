@@ -2,8 +2,8 @@
 
     python benchmarks/history.py [--streams 8] [--dtype bfloat16] [--threads 2]
 
-The Conformer of ``conformer_encoder.py`` with unlimited left context. ``in place`` is what the engine does where a stream's
-blocks are contiguous (they are); ``gathered`` is the same step over a scattered block table.
+The Conformer of ``conformer_encoder.py`` with unlimited left context. ``in place`` is what the engine does where a
+stream's blocks are contiguous (they are); ``gathered`` is the same step over a scattered block table.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ NOT_SERVED: Mapping[str, str] = {
     "output_transforms": "output transforms",
 }
 
-#: Fields that overlap host and device work where there is a device; set explicitly, the engine says that they do nothing.
+#: Fields that overlap host and device work where there is a device; the engine says so where one is set explicitly.
 NO_EFFECT_YET = frozenset(
     {"offline_decode_overlap", "offline_collate_prefetch", "streaming_feature_lookahead", "use_offline_cuda_graphs"}
 )

@@ -411,7 +411,7 @@ class ASREngine:
             request.audio = samples
 
     def _prepare(self, item: tuple[Request, Audio, int | None]) -> None:
-        """On the admission thread: look at the audio without the lock, then queue the request unless it was withdrawn."""
+        """On the admission thread: look at the audio without the lock; queue the request unless it was withdrawn."""
         request, audio, sample_rate = item
         error: Exception | None = None
         try:

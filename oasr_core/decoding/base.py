@@ -53,8 +53,8 @@ class Hypothesis:
 class Hypotheses:
     """The n best of one request, best first, never empty, and the silence that follows its last token.
 
-    The first ``stable_tokens`` tokens of the best hypothesis are common to all that can still win, so no later partial takes
-    them back; the count never shrinks.
+    The first ``stable_tokens`` tokens of the best hypothesis are common to all that can still win, so no later partial
+    takes them back; the count never shrinks.
     """
 
     nbest: list[Hypothesis]

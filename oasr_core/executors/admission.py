@@ -1,4 +1,4 @@
-"""Admission prep on a daemon thread (``overlap_admit``): the caller has its id before the waveform has been looked at."""
+"""Admission prep on a daemon thread (``overlap_admit``): the caller has its id before the waveform is looked at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 class AdmissionThread(Generic[Item]):
     """Calls ``prepare(item)`` for each submitted item, in order, off the caller's thread.
 
-    The thread holds the owner of ``prepare`` only weakly while it waits, so that an engine that nobody closed can still go.
+    The thread holds the owner of ``prepare`` only weakly while it waits, so that an engine nobody closed can still go.
     """
 
     def __init__(self, prepare: Callable[[Item], None]) -> None:
