@@ -21,7 +21,7 @@ import typer
 from oasr_core.cli.formats import FileResult, OutputFormat, ResultWriter
 from oasr_core.cli.options import engine_flags, report, resolve_sources
 from oasr_core.errors import ConfigError, OasrError, RequestRefusedError, UnknownRequestError
-from oasr_core.request import DecodingOptions, RequestOutput
+from oasr_core.request import DecodingOptions, Hotword, RequestOutput
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -72,6 +72,13 @@ def transcribe(
     decode_option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the decode strategy; repeatable.")
     ] = None,
+    hotword: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PHRASE[=BOOST]", help="Phrase to prefer (boost below 0: to avoid); repeatable."),
+    ] = None,
+    hotwords_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A PHRASE[=BOOST] on each line; # begins a comment line.")
+    ] = None,
     output_format: Annotated[OutputFormat, typer.Option("--format", "-f", help="What is printed.")] = OutputFormat.text,
     output_dir: Annotated[
         Path | None, typer.Option(help="Write one file per input here, instead of to standard output.")
@@ -105,6 +112,10 @@ def transcribe(
         )
         engine_config = plan(config, flags, mode, feed_ms, partials)
         check_files(files, output_format, output_dir)
+        decoding = DecodingOptions(
+            word_timestamps=word_timestamps or output_format.is_subtitle,
+            hotwords=collect_hotwords(hotwords_file, hotword or ()),
+        )
         if isinstance(sys.stdout, io.TextIOWrapper):  # a transcript that the terminal cannot show must not end the run
             sys.stdout.reconfigure(errors="backslashreplace")
         writer = ResultWriter(files, output_format, sys.stdout, sys.stderr, output_dir)
@@ -114,7 +125,6 @@ def transcribe(
     except OasrError as error:
         report(error)
         raise typer.Exit(2) from error
-    decoding = DecodingOptions(word_timestamps=word_timestamps or output_format.is_subtitle)
     streaming = engine_config.service_mode == "streaming" or not engine.can_offline
     feed_samples = _feed_samples(engine, feed_ms) if streaming else 0
     with engine, Display(len(files), _terminal(), partial_lines=partials) as display:
@@ -170,6 +180,39 @@ def check_files(files: Sequence[str], output_format: OutputFormat, output_dir: P
         raise ConfigError(f"--output-dir {output_dir}: cannot create it: {error.strerror}") from error
 
 
+def collect_hotwords(file: Path | None, flags: Sequence[str]) -> tuple[Hotword, ...]:
+    """The phrases of ``--hotwords-file``, then those of ``--hotword``, whose boost counts where both name a phrase.
+
+    Raises ``ConfigError`` for a file that cannot be read and for what is no ``PHRASE[=BOOST]``.
+    """
+    hotwords = []
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error})"
+            raise ConfigError(f"--hotwords-file {file}: cannot read it: {reason}") from error
+        for number, line in enumerate(lines, 1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                hotwords.append(parse_hotword(line, f"--hotwords-file {file}, line {number}"))
+    return (*hotwords, *(parse_hotword(flag, "--hotword") for flag in flags))
+
+
+def parse_hotword(text: str, where: str) -> Hotword:
+    """``PHRASE`` or ``PHRASE=BOOST``; the last ``=`` counts. Raises ``ConfigError`` naming ``where``."""
+    phrase, equals, number = text.rpartition("=") if "=" in text else (text, "", "")
+    try:
+        boost = float(number) if equals else None
+    except ValueError:
+        boost = math.nan
+    if not phrase.strip() or (boost is not None and not math.isfinite(boost)):
+        raise ConfigError(
+            f"{where}: {text.strip()!r} is no PHRASE[=BOOST] with a finite number as boost, for example 'NEW YORK=2'; "
+            "for a phrase that holds '=' name its boost too"
+        )
+    return Hotword(phrase=phrase.strip(), boost=boost)
+
+
 def start_engine(config: EngineConfig) -> ASREngine:
     """Load the model; raises ``OasrError`` where it cannot be loaded or cannot serve the mode."""
     from oasr_core.engine import ASREngine
@@ -219,6 +262,7 @@ class Transcriber:
         self._steps = math.ceil(feed_samples / engine.stride_samples) if feed_samples else 1
         self._waiting = iter(enumerate(files))
         self._jobs: dict[str, _Job] = {}
+        self._unencoded: set[str] = set()
 
     def run(self) -> None:
         """Transcribe all files; a file's own failure goes to the writer, an engine's is raised."""
@@ -278,6 +322,7 @@ class Transcriber:
         job = self._jobs.get(output.request_id)
         if job is None:  # the terminal output of a request that was aborted above
             return
+        self._warn_of_hotwords(output.unencoded_hotwords)
         if not output.finished:
             self._display.partial(job.index, job.file, output.text, job.fed / self._engine.sample_rate)
             return
@@ -288,6 +333,15 @@ class Transcriber:
             stage = f" (stage {output.error_stage})" if output.error_stage else ""
             error = f"{output.error or output.finish_reason}{stage}"
             self._finish(job.index, FileResult(job.file, job.duration, error=error))
+
+    def _warn_of_hotwords(self, unencoded: Sequence[str]) -> None:
+        """Say once of each phrase that the model cannot encode it."""
+        new = [phrase for phrase in unencoded if phrase not in self._unencoded]
+        self._unencoded.update(new)
+        if new:
+            with self._display.hidden():
+                for phrase in new:
+                    _say(f"warning: the hotword {phrase!r} has no effect: the model's tokenizer cannot encode it")
 
     def _finish(self, index: int, result: FileResult) -> None:
         self._display.done(index)

@@ -156,6 +156,16 @@ def test_a_refused_piece_ends_its_file_only(gone: bool):
     assert gone or engine.aborted == ["r2"]
 
 
+@pytest.mark.parametrize("feed", [0, 2])
+def test_hotwords_that_cannot_be_encoded_are_said_once(feed: int, capsys: pytest.CaptureFixture[str]):
+    engine = ScriptedEngine({name: {"unencoded_hotwords": ["日本", "é"]} for name in FILES})
+    transcribe(engine, FILES, feed=feed)
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: the hotword {phrase!r} has no effect: the model's tokenizer cannot encode it"
+        for phrase in ("日本", "é")
+    ]
+
+
 def test_an_abort_from_outside_is_a_failure():
     rows, _, failed = transcribe(ScriptedEngine({"one": {"finish_reason": "abort"}}), ["one"])
     assert (rows, failed) == ([{"file": "one", "error": "abort"}], 1)

@@ -12,11 +12,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from oasr_core import model_runner
 from oasr_core.config import EngineConfig
 from oasr_core.decoding.base import DecodeStrategy
 from oasr_core.engine import ASREngine
 from oasr_core.errors import ConfigError
 from oasr_core.frontend.options import FeatureConfig
+from oasr_core.model_runner import ModelRunner
 from oasr_core.registry import registry
 from oasr_core.request import DecodingOptions
 from oasr_core.testing import markers
@@ -173,6 +175,47 @@ def test_nothing_is_measured_when_the_capacity_is_given(make_engine, caplog):
     assert "cpu_memory_utilization=0.50 -> available=" in caplog.text
 
 
+@pytest.mark.parametrize(("mode", "frames"), [("mixed", 3000), ("streaming", 19)])
+def test_the_probe_is_the_widest_forward(make_engine, monkeypatch, caplog, mode, frames):
+    """The figures of CUDA are made up; which forward is measured, and what follows from it, is not."""
+    mib = 2**20
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100 * mib)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 700 * mib)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7168 * mib, 8192 * mib))
+    monkeypatch.setattr(ModelRunner, "_available_bytes", ModelRunner._probe_cuda)
+    probes = []
+    record(
+        monkeypatch, ModelRunner, "forward_offline", probes, lambda self, features, lengths: (features.shape, lengths)
+    )
+    with caplog.at_level(logging.INFO, logger="oasr_core"):
+        make_engine(service_mode=mode)
+    assert [(shape[:2], lengths) for shape, lengths in probes] == [((4, frames), [frames] * 4)]
+    assert "total=8192 MiB resident=1024 MiB cap=0.90 activation_reserve=900 MiB -> available=5448 MiB" in caplog.text
+
+
+def test_the_log_says_what_limits_the_pool(make_engine, monkeypatch, caplog):
+    with caplog.at_level(logging.INFO, logger="oasr_core"):
+        engine = make_engine(max_blocks_per_seq=8)
+    assert "the pool is limited by max_blocks_per_seq, each stream by 32 frames" in caplog.text
+    assert "limited by memory" not in caplog.text
+    block = engine._parts.runner.backend.store.config.bytes_per_block
+    monkeypatch.setattr(model_runner, "available_on_cpu", lambda options: 4 * 5 * block)
+    with caplog.at_level(logging.INFO, logger="oasr_core"):
+        make_engine(max_blocks_per_seq=8)
+    assert "the pool is limited by memory, each stream by 20 frames" in caplog.text
+
+
+def test_the_manuals_ctc_settings_reach_the_search(make_engine):
+    engine = make_engine(decoder_type="ctc_cuda", ctc_decoder_config={"beam_size": 10, "blank_threshold": 0.95})
+    assert engine.config.decode_method == "ctc"
+    options = engine._strategy.context.options
+    assert (options.search, options.beam_size, options.blank_threshold) == ("beam", 10, 0.95)
+    assert engine.transcribe(marker_audio(TOKENS)) == spell(TOKENS)
+    with pytest.raises(ConfigError, match="unknown option 'beam'"):
+        make_engine(decoder_type="ctc_cuda", ctc_decoder_config={"beam": 10})
+
+
 def test_a_chunk_size_that_an_encoder_refuses_fails_at_construction(make_engine, monkeypatch):
     asked = []
 
@@ -269,6 +312,7 @@ def test_feature_defaults():
 def test_defaults_of_fields_that_the_manual_lacks():
     config = EngineConfig()
     assert (config.cpu_memory_utilization, config.segmenter, config.output_transforms) == (0.5, None, [])
+    assert config.hold_unstable_partials is False
     assert (config.decoder_type, config.ctc_decoder_config, config.wfst_decoder_config) == (None, None, None)
 
 
