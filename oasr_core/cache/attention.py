@@ -257,5 +257,7 @@ def attention(
     """Scaled dot-product attention with additive terms; all ``(batch, heads, length, dim)``."""
     if scores is not None:
         mask = scores if mask is None else mask + scores
+    if mask is not None and query.device.type != "cpu":
+        mask = mask.to(query.dtype)  # other devices' kernels take no float32 mask for half precision
     grouped = keys.shape[1] != query.shape[1]
     return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)

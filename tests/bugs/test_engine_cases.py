@@ -148,7 +148,7 @@ def test_nemo_speech_cpp_49_exactly_one_end_however_the_commit_races(engine, com
 
 
 def test_vllm_51376_silence_in_a_reused_place_says_nothing(digits, speech):
-    """Silence returned the transcript of the stream before it. Freed blocks hold a pattern here, and zeros give nothing."""
+    """Silence returned the transcript of the stream before it: freed blocks hold a pattern here, and zeros say nothing."""
     want = digits.transcribe(torch.zeros(32_000), streaming=True)
     assert digits.transcribe(speech, streaming=True) != ""
     cache = digits._parts.runner.backend.store.attention
@@ -184,7 +184,7 @@ def test_funasr_943_nothing_stays_behind(engine):
 
 
 def test_sherpa_89_memory_that_runs_out_ends_that_batch_only(engine, monkeypatch):
-    """A long file took the server down without a word: the allocator's error is that batch's, and the engine goes on."""
+    """A long file took the server down without a word: the allocator's error is that batch's alone."""
     runner = engine._parts.runner
     original = runner.forward_offline
 

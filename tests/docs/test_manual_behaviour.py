@@ -199,7 +199,7 @@ def test_the_log_says_what_limits_the_pool(make_engine, monkeypatch, caplog):
         engine = make_engine(max_blocks_per_seq=8)
     assert "the pool is limited by max_blocks_per_seq, each stream by 32 frames" in caplog.text
     assert "limited by memory" not in caplog.text
-    block = engine._parts.runner.backend.store.config.bytes_per_block
+    block = engine._parts.runner.backend.store.attention.config.bytes_per_block
     monkeypatch.setattr(model_runner, "available_on_cpu", lambda options: 4 * 5 * block)
     with caplog.at_level(logging.INFO, logger="oasr_core"):
         make_engine(max_blocks_per_seq=8)

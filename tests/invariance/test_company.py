@@ -1,4 +1,4 @@
-"""Whatever policy, partition, priority, search and company: a request's n-best, scores, words and times stay its own."""
+"""Whatever policy, partition, priority, search and company: n-best, scores, words and times stay a request's own."""
 
 from __future__ import annotations
 
