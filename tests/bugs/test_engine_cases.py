@@ -148,7 +148,7 @@ def test_nemo_speech_cpp_49_exactly_one_end_however_the_commit_races(engine, com
 
 
 def test_vllm_51376_silence_in_a_reused_place_says_nothing(digits, speech):
-    """Silence returned the transcript of the stream before it: freed blocks hold a pattern here, and zeros say nothing."""
+    """Silence returned the transcript of the stream before it: freed blocks hold a pattern here, zeros say nothing."""
     want = digits.transcribe(torch.zeros(32_000), streaming=True)
     assert digits.transcribe(speech, streaming=True) != ""
     cache = digits._parts.runner.backend.store.attention

@@ -196,3 +196,25 @@ def test_errors_name_the_stream():
     cohort = store.cohort(["a"], np.array([0]), np.array([4]), 4)
     with pytest.raises(KeyError, match="slot 'cnn' is not declared; declared: conv, count"):
         cohort.read("cnn")
+
+
+def test_a_large_pool_commits_no_memory_until_it_is_used():
+    """Two GiB are reserved; resident memory grows by what a stream touches."""
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    spec = PagedKV(layers=4, kv_heads=8, head_dim=64)
+    config = build_cache_config(
+        spec, CacheOptions(), chunk_size=16, num_left_chunks=-1, max_streams=16, element_size=4
+    )
+    before = resident()
+    store = StreamStateStore(config, [], max_streams=16, dtype=torch.float32, device=CPU)
+    assert store.bytes > 2 * 2**30
+    assert resident() - before < 64 * 2**20
+    store.allocate("a")
+    tensor = torch.ones(1, 16, 8, 64)
+    for layer in range(4):
+        store.cohort(["a"], np.array([0]), np.array([16]), 16).attend(layer, tensor, tensor, tensor)
+    assert resident() - before < 64 * 2**20
