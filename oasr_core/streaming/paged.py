@@ -1,69 +1,21 @@
-"""The paged streaming backend: one batched forward for streams of any age over the shared block pool."""
+"""The paged streaming backend: growing attention history in the shared block pool, and slots beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-import torch
-
-from oasr_core.models.base import ChunkBatch, EncoderOutput
-from oasr_core.streaming.base import StreamChunk, StreamingEncoderBackend
+from oasr_core.cache.attention import IntArray
+from oasr_core.models.base import CohortState
+from oasr_core.streaming.cohort import CohortBackend
 
 
-class PagedBackend(StreamingEncoderBackend):
-    """Batches every ready stream into one ``encode_chunk``."""
+class PagedBackend(CohortBackend):
+    """Blocks for the whole cohort are prepared in one call of the store."""
 
     oasr_api = "1.0"
     kind: ClassVar[str] = "paged"
 
-    def forward_step(self, chunks: Sequence[StreamChunk]) -> EncoderOutput:
-        """Windows of one width share a forward; a short last window is padded to full width where that is exact."""
-        padded = self.pad_final and self.geometry.masked_final
-        if padded or len({chunk.features.shape[0] for chunk in chunks}) == 1:
-            width = self.geometry.window if padded else chunks[0].features.shape[0]
-            return self._forward(chunks, width)
-        return self._forward_by_width(chunks)
-
-    def _forward_by_width(self, chunks: Sequence[StreamChunk]) -> EncoderOutput:
-        groups: dict[int, list[int]] = {}
-        for place, chunk in enumerate(chunks):
-            groups.setdefault(chunk.features.shape[0], []).append(place)
-        parts = {width: self._forward([chunks[i] for i in places], width) for width, places in groups.items()}
-        frames = max(part.hidden.shape[1] for part in parts.values())
-        sample = next(iter(parts.values())).hidden
-        hidden = sample.new_zeros(len(chunks), frames, sample.shape[2])
-        lengths = torch.zeros(len(chunks), dtype=torch.int64, device=sample.device)
-        for width, places in groups.items():
-            hidden[places, : parts[width].hidden.shape[1]] = parts[width].hidden
-            lengths[places] = parts[width].lengths
-        return EncoderOutput(hidden, lengths)
-
-    def _forward(self, chunks: Sequence[StreamChunk], width: int) -> EncoderOutput:
-        # Rows in the order of the store are read in place where they are consecutive.
-        order = sorted(range(len(chunks)), key=lambda i: self.store.row(chunks[i].stream_id))
-        ordered = [chunks[i] for i in order]
-        valid = np.array([chunk.features.shape[0] for chunk in ordered], dtype=np.int64)
-        offsets = np.array([chunk.offset for chunk in ordered], dtype=np.int64)
-        counts = np.array([self.encoder.output_frames(int(frames)) for frames in valid], dtype=np.int64)
-        features = torch.zeros(len(chunks), width, ordered[0].features.shape[1], device=self.device)
-        for row, chunk in enumerate(ordered):
-            features[row, : valid[row]] = chunk.features
-        frames = self.encoder.output_frames(width)
-        state = self.store.cohort([chunk.stream_id for chunk in ordered], offsets, counts, frames)
-        lengths = torch.from_numpy(counts).to(self.device, non_blocking=True)
-        out = self.encoder.encode_chunk(
-            ChunkBatch(
-                features=features,
-                valid=torch.from_numpy(valid).to(self.device, non_blocking=True),
-                offsets=torch.from_numpy(offsets).to(self.device, non_blocking=True),
-                out_lengths=lengths,
-                state=state,
-                uniform=int(offsets[0]) if (offsets == offsets[0]).all() else None,
-            )
-        )
-        if order == list(range(len(chunks))):
-            return EncoderOutput(out.hidden, lengths)
-        back = torch.from_numpy(np.argsort(order)).to(self.device)
-        return EncoderOutput(out.hidden[back], lengths[back])
+    def cohort_state(self, stream_ids: Sequence[str], offsets: IntArray, counts: IntArray, frames: int) -> CohortState:
+        """Block tables and slots of the cohort."""
+        return self.store.cohort(stream_ids, offsets, counts, frames)

@@ -16,7 +16,7 @@ from oasr_core import model_runner
 from oasr_core.config import EngineConfig
 from oasr_core.decoding.base import DecodeStrategy
 from oasr_core.engine import ASREngine
-from oasr_core.errors import ConfigError
+from oasr_core.errors import ConfigError, RequestRefusedError
 from oasr_core.frontend.options import FeatureConfig
 from oasr_core.model_runner import ModelRunner
 from oasr_core.registry import registry
@@ -214,6 +214,16 @@ def test_the_manuals_ctc_settings_reach_the_search(make_engine):
     assert engine.transcribe(marker_audio(TOKENS)) == spell(TOKENS)
     with pytest.raises(ConfigError, match="unknown option 'beam'"):
         make_engine(decoder_type="ctc_cuda", ctc_decoder_config={"beam": 10})
+
+
+def test_the_manuals_request_options_are_honoured_or_refused_by_name(make_engine):
+    engine = make_engine()
+    audio = marker_audio(TOKENS)
+    (output,) = engine.transcribe_outputs([audio], streaming=False, decoding=DecodingOptions(n_best=3))
+    assert len(output.nbest_texts) == len(output.tokens) == len(output.scores) == 3
+    assert output.nbest_texts[0] == output.text == spell(TOKENS)
+    with pytest.raises(RequestRefusedError, match=r"'ctc' does not honour max_new_tokens=64"):
+        engine.add_request(audio, decoding=DecodingOptions(n_best=3, max_new_tokens=64))
 
 
 def test_a_chunk_size_that_an_encoder_refuses_fails_at_construction(make_engine, monkeypatch):
