@@ -162,6 +162,19 @@ class EngineConfig(
         return _decode_aliases(dict(values)) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
+    def _refuse_contradictions(self) -> EngineConfig:
+        sizes = [size for size in self.preferred_batch_size or [] if size > self.max_batch_size]
+        if sizes:
+            raise ValueError(
+                f"preferred_batch_size {sizes} cannot be reached with max_batch_size={self.max_batch_size}."
+            )
+        if self.enable_sequence_packing and self.partition_policy not in ("auto", "packing"):
+            raise ValueError(
+                f"enable_sequence_packing contradicts partition_policy={self.partition_policy!r}; set one of them."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _refuse_what_is_not_served(self) -> EngineConfig:
         for name, missing in NOT_SERVED.items():
             value = getattr(self, name)
@@ -239,17 +252,19 @@ def _decode_aliases(values: dict[str, Any]) -> dict[str, Any]:
         if values.get("decode_method", method) != method:
             raise ValueError(f"decoder_type={decoder_type!r} contradicts decode_method={values['decode_method']!r}.")
         values["decode_method"] = method
-    method = values.get("decode_method", "ctc")
     merged: dict[str, Any] = dict(values.get("decode_options") or {})
-    for alias, family in (("ctc_decoder_config", "ctc"), ("wfst_decoder_config", "ctc_wfst")):
+    for alias in ("ctc_decoder_config", "wfst_decoder_config", "fst_path"):
         given = values.get(alias)
-        if given is not None and method == family:
-            mapping = given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else dict(given)
-            merged = {**mapping, **merged}
-    if values.get("fst_path") is not None:
-        if method != "ctc_wfst":
-            raise ValueError("fst_path is read by decode_method='ctc_wfst' only; set that, or leave fst_path unset.")
-        merged.setdefault("fst_path", values["fst_path"])
+        if given is None:
+            continue
+        wfst = alias != "ctc_decoder_config"
+        method = values.setdefault("decode_method", "ctc_wfst" if alias == "wfst_decoder_config" else "ctc")
+        if wfst != (method == "ctc_wfst"):
+            reader = "decode_method='ctc_wfst' only" if wfst else "the other CTC methods"
+            raise ValueError(f"{alias} is read by {reader}, not by {method!r}; use decode_options, or leave it unset.")
+        if isinstance(given, BaseModel):
+            given = given.model_dump(exclude_unset=True)
+        merged = {**({alias: given} if alias == "fst_path" else dict(given)), **merged}
     if merged:
         values["decode_options"] = merged
     return values

@@ -327,6 +327,8 @@ def _refusals(
         no_streaming = f"decode_method={config.decode_method!r} is offline only"
     if "offline" not in strategy.modes:
         no_offline = f"decode_method={config.decode_method!r} is streaming only"
+    if no_streaming and no_offline:
+        raise ConfigError(f"nothing can be served: {no_streaming}; {no_offline}.")
     if (config.service_mode == "streaming" and no_streaming) or (config.service_mode == "offline" and no_offline):
         raise ConfigError(f"service_mode={config.service_mode!r} cannot be served: {no_streaming or no_offline}.")
     if config.service_mode == "streaming":

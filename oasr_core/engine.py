@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
-import time
 import uuid
-from collections import deque
+import weakref
 from collections.abc import Sequence
+from numbers import Real
 from types import TracebackType
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 
 from oasr_core import gc_freeze
@@ -24,16 +23,15 @@ from oasr_core.errors import (
     StreamClosedError,
     TranscriptionError,
     UnknownRequestError,
-    did_you_mean,
 )
 from oasr_core.executors.admission import AdmissionThread
 from oasr_core.executors.failures import failed
 from oasr_core.frontend.input import Waveform
 from oasr_core.hooks import Observers
+from oasr_core.locks import FairLock
 from oasr_core.model_runner import Tap
 from oasr_core.request import DecodingOptions, Request, RequestOutput
-
-logger = logging.getLogger(__name__)
+from oasr_core.step_loop import StepLoop
 
 #: How long a call that waits for another thread's admission sleeps at most, in seconds.
 _POLL_SECONDS = 0.05
@@ -50,28 +48,19 @@ class ASREngine:
 
     def __init__(self, config: EngineConfig) -> None:
         """Load the checkpoint and build every part; raises ``OasrError`` for whatever cannot be served."""
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        parts = build_parts(config)
-        self.config = parts.config
-        self.load_report = parts.load_report
-        self._parts = parts
-        self._inputs = parts.inputs
-        self._scheduler = parts.scheduler
-        self._strategy = parts.strategy
-        self._offline = parts.offline
-        self._streaming = parts.streaming
-        self._ready: deque[RequestOutput] = deque()
-        self._owned: dict[str, RequestOutput | None] = {}
-        self._closed: deque[str] = deque(maxlen=4096)
-        self._preparing: dict[str, Request] = {}
-        self._admission = AdmissionThread(self._prepare) if self.config.overlap_admit else None
-        self._progressed = False
-        self._running_engine = True
+        self._lock = FairLock()
+        self._changed = self._lock.condition()
+        self._parts = build_parts(config)
+        self.config = self._parts.config
+        self.load_report = self._parts.load_report
         self.observers = Observers()
-        self._frozen = self.config.gc_freeze
-        if self._frozen:
+        self._inputs = self._parts.inputs
+        self._loop = StepLoop(self._parts, self.observers)
+        self._serving = True
+        self._admission = AdmissionThread(self._prepare) if self.config.overlap_admit else None
+        if self.config.gc_freeze:
             gc_freeze.acquire()
+        self._let_go = weakref.finalize(self, _let_go, self._admission, self.config.gc_freeze)
         self.observers.notify("oasr_engine_started", engine=self)
 
     # -- facts ----------------------------------------------------------------------------------------------------
@@ -84,12 +73,12 @@ class ASREngine:
     @property
     def can_stream(self) -> bool:
         """Whether streaming requests are served."""
-        return self._streaming is not None
+        return self._parts.streaming is not None
 
     @property
     def can_offline(self) -> bool:
         """Whether offline requests are served."""
-        return self._offline is not None
+        return self._parts.offline is not None
 
     @property
     def frame_seconds(self) -> float:
@@ -105,19 +94,19 @@ class ASREngine:
     def num_running(self) -> int:
         """Streams that hold a place."""
         with self._lock:
-            return self._scheduler.num_running
+            return self._parts.scheduler.num_running
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for admission or for a batch."""
         with self._lock:
-            return self._scheduler.num_waiting + len(self._preparing)
+            return self._loop.num_waiting
 
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished or any output uncollected."""
         with self._lock:
-            return bool(self.num_running or self.num_waiting or self._ready)
+            return self._loop.has_work
 
     @property
     def tap(self) -> Tap | None:
@@ -152,18 +141,9 @@ class ASREngine:
             if streaming is False:
                 raise RequestRefusedError("an offline request needs audio; add_streaming_request() opens a stream")
             return self.add_streaming_request(sample_rate, priority, decoding, request_id)
-        if self._admission is not None and not self._mode(streaming):
-            with self._lock:
-                request = self._new_request(False, priority, decoding, request_id)
-                self._preparing[request.request_id] = request
-            self._admission.submit((request, audio, sample_rate))
-            return request.request_id
-        samples = self._samples(audio, sample_rate)
         with self._lock:
             request = self._new_request(self._mode(streaming), priority, decoding, request_id)
-            self._attach(request, samples)
-            self._admit(request)
-        return request.request_id
+        return self._submit(request, audio, sample_rate, owned=False)
 
     def add_streaming_request(
         self,
@@ -180,7 +160,7 @@ class ASREngine:
             if sample_rate is not None and sample_rate != self.sample_rate:
                 request.resampler = StreamResampler(sample_rate, self.sample_rate)
             self._admit(request)
-        return request.request_id
+            return request.request_id
 
     def feed_chunk(self, request_id: str, chunk: Waveform | None, is_last: bool = False) -> None:
         """Append a piece of any size (``None``: nothing) to a stream; ``is_last`` ends it.
@@ -202,14 +182,15 @@ class ASREngine:
                 request.num_samples += len(samples)
                 request.num_frames = self._inputs.num_frames(request.num_samples)
             request.audio_final = is_last
+            self._changed.notify_all()
 
     def abort_request(self, request_id: str) -> None:
         """End a request now; its one terminal output says ``abort``. Raises ``UnknownRequestError`` for an
         unknown id.
         """
         with self._lock:
-            request = self._find(request_id)
-            self._route([RequestOutput(request.request_id, finished=True, finish_reason="abort")], self._ready)
+            self._loop.abort(self._find(request_id))
+            self._changed.notify_all()
 
     # -- the step loop ----------------------------------------------------------------------------------------------
 
@@ -219,8 +200,8 @@ class ASREngine:
         """
         with self._lock:
             self._tick()
-            outputs = list(self._ready)
-            self._ready.clear()
+            outputs = list(self._loop.ready)
+            self._loop.ready.clear()
             return outputs
 
     def run(self) -> list[RequestOutput]:
@@ -230,69 +211,24 @@ class ASREngine:
             with self._lock:
                 outputs = self.step()
                 finals += [output for output in outputs if output.finished]
-                if not outputs and not self._progressed and not self._wait():
+                if not outputs and not self._loop.progressed and not self._wait():
                     return finals
 
+    def _tick(self) -> None:
+        try:
+            self._loop.tick()
+        finally:
+            self._changed.notify_all()
+
     def _wait(self) -> bool:
-        """Where only time can help (admissions being prepared, requests held back), let some pass; else say so."""
-        hold = self._scheduler.hold_seconds()
-        if self._preparing:
+        """Where time alone helps (admissions being prepared, requests held back), let some pass; else say so."""
+        hold = self._parts.scheduler.hold_seconds()
+        if self._loop.preparing:
             hold = _POLL_SECONDS if hold is None else min(hold, _POLL_SECONDS)
         if hold is None:
             return False
         self._changed.wait(hold)
         return True
-
-    def _tick(self) -> None:
-        begun = time.perf_counter()
-        schedule = self._scheduler.schedule()
-        outputs: list[RequestOutput] = []
-        running = []
-        for request in schedule.running_streams:
-            if request in schedule.newly_admitted and not self._open(request, outputs):
-                continue
-            running.append(request)
-        self._progressed = bool(schedule.offline_batch or schedule.newly_admitted)
-        if schedule.offline_batch and self._offline is not None:
-            outputs += self._offline.run(schedule.offline_batch)
-        if running and self._streaming is not None:
-            streamed = self._streaming.step(running)
-            self._progressed |= streamed.progressed
-            outputs += streamed.outputs
-        self._route(outputs, self._ready)
-        self.observers.notify("oasr_step_done", outputs=outputs, seconds=time.perf_counter() - begun)
-
-    def _open(self, request: Request, outputs: list[RequestOutput]) -> bool:
-        """Give an admitted stream its state; a failure is that stream's own."""
-        if self._streaming is None:
-            raise RuntimeError("a stream was admitted by an engine without a streaming executor")
-        try:
-            self._streaming.open(request)
-        except Exception as error:
-            outputs += failed([request], "streaming_forward", error)
-            return False
-        return True
-
-    def _route(self, outputs: Sequence[RequestOutput], ready: deque[RequestOutput]) -> None:
-        """Release what has ended and hand each output to its one consumer."""
-        for output in outputs:
-            if output.finished:
-                self._release(output)
-            if output.request_id not in self._owned:
-                ready.append(output)
-            elif output.finished:
-                self._owned[output.request_id] = output
-
-    def _release(self, output: RequestOutput) -> None:
-        request = self._lookup(output.request_id)
-        if request is None:
-            raise RuntimeError(f"a second terminal output for request {output.request_id!r}")
-        if self._preparing.pop(request.request_id, None) is None:
-            self._scheduler.finish_request(request.request_id)
-        if self._streaming is not None and request.streaming:
-            self._streaming.close(request)
-        self._closed.append(request.request_id)
-        self.observers.notify("oasr_request_finished", output=output)
 
     # -- convenience --------------------------------------------------------------------------------------------------
 
@@ -303,36 +239,51 @@ class ASREngine:
         sample_rate: int | None = None,
         decoding: DecodingOptions | None = None,
     ) -> list[RequestOutput]:
-        """Transcribe one or several recordings; one output each, in input order, failed ones included."""
+        """Transcribe one or several recordings; one output each, in input order, those that fail inside included.
+
+        Audio or options that are refused raise, as in :meth:`add_request`; nothing is transcribed then.
+        """
         items, _ = _recordings(audio)
         ids: list[str] = []
         try:
             for item in items:
                 with self._lock:
-                    ids.append(self.add_request(item, streaming, sample_rate, decoding=decoding))
-                    self._owned[ids[-1]] = None
+                    request = self._new_request(self._mode(streaming), 0, decoding, None)
+                ids.append(request.request_id)
+                self._submit(request, item, sample_rate, owned=True)
+            owned = self._loop.owned
             while True:
                 with self._lock:
-                    if all(self._owned[request_id] is not None for request_id in ids):
-                        return [output for request_id in ids if (output := self._owned[request_id]) is not None]
+                    if all(owned[request_id] is not None for request_id in ids):
+                        return [output for request_id in ids if (output := owned[request_id]) is not None]
                     self._tick()
-                    if not self._progressed:
-                        self._wait()
+                    if not self._loop.progressed and not self._wait():
+                        self._changed.wait(_POLL_SECONDS)  # other requests hold every place
         finally:
             with self._lock:
                 for request_id in ids:
-                    if self._lookup(request_id) is not None:
-                        self.abort_request(request_id)
-                    self._owned.pop(request_id, None)
+                    request_left = self._loop.lookup(request_id)
+                    if request_left is not None:
+                        self._loop.abort(request_left)
+                    self._loop.owned.pop(request_id, None)
 
     def transcribe(
         self, audio: Audio | Sequence[Audio], streaming: bool | None = None, sample_rate: int | None = None
     ) -> str | list[str]:
-        """Texts of one recording (a string) or several (a list); raises ``TranscriptionError`` if one fails."""
+        """Texts of one recording (a string) or several (a list).
+
+        Raises ``TranscriptionError`` where one did not come to its end (failed, aborted, or cut at a limit): a text
+        alone could not say so. :meth:`transcribe_outputs` returns what there is.
+        """
         outputs = self.transcribe_outputs(audio, streaming, sample_rate)
         for place, output in enumerate(outputs):
             if output.finish_reason == "error":
                 raise TranscriptionError(f"recording {place}: {output.error_stage}: {output.error}")
+            if output.finish_reason != "stop":
+                raise TranscriptionError(
+                    f"recording {place} ended early (finish_reason {output.finish_reason!r}) with the text "
+                    f"{output.text!r}; transcribe_outputs() returns such outputs."
+                )
         texts = [output.text for output in outputs]
         return texts if _recordings(audio)[1] else texts[0]
 
@@ -347,16 +298,14 @@ class ASREngine:
     def close(self) -> None:
         """Stop serving: unfinished requests are aborted. Idempotent."""
         with self._lock:
-            if not self._running_engine:
+            if not self._serving:
                 return
+            self._serving = False
             self.observers.notify("oasr_engine_stopping", engine=self)
-            for request in [*self._scheduler.requests(), *self._preparing.values()]:
-                self.abort_request(request.request_id)
-            if self._admission is not None:
-                self._admission.close()
-            self._running_engine = False
-            if self._frozen:
-                gc_freeze.release()
+            for request in self._loop.unfinished():
+                self._loop.abort(request)
+            self._let_go()
+            self._changed.notify_all()
 
     def __enter__(self) -> ASREngine:
         return self
@@ -388,15 +337,43 @@ class ASREngine:
     def _new_request(
         self, streaming: bool, priority: int, decoding: DecodingOptions | None, request_id: str | None
     ) -> Request:
-        if not self._running_engine:
+        if not self._serving:
             raise RequestRefusedError("the engine has been closed")
         decoding = decoding or DecodingOptions()
         self._parts.validate(decoding, "streaming" if streaming else "offline")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestRefusedError(f"priority={priority!r} is not an integer; lower numbers are served first")
         if request_id is None:
             request_id = uuid.uuid4().hex
-        elif self._lookup(request_id) is not None:
-            raise RequestRefusedError(f"request id {request_id!r} is in use")
+        elif not isinstance(request_id, str):
+            raise RequestRefusedError(f"request_id={request_id!r} is not a string")
+        self._refuse_used(request_id)
         return Request(request_id, streaming, decoding, priority)
+
+    def _refuse_used(self, request_id: str) -> None:
+        if self._loop.lookup(request_id) is not None:
+            raise RequestRefusedError(f"request id {request_id!r} is in use")
+
+    def _submit(self, request: Request, audio: Audio, sample_rate: int | None, *, owned: bool) -> str:
+        """Prepare whole audio without the lock (here, or on the admission thread) and queue the request."""
+        if self._admission is not None and not request.streaming:
+            with self._lock:
+                self._refuse_used(request.request_id)
+                self._loop.preparing[request.request_id] = request
+                if owned:
+                    self._loop.owned[request.request_id] = None
+            self._admission.submit((request, _own_memory(audio), sample_rate))
+            return request.request_id
+        samples = self._samples(audio, sample_rate)
+        self._attach(request, samples)
+        with self._lock:
+            if not self._serving:
+                raise RequestRefusedError("the engine has been closed")
+            self._refuse_used(request.request_id)
+            if owned:
+                self._loop.owned[request.request_id] = None
+            self._admit(request)
+        return request.request_id
 
     def _attach(self, request: Request, samples: Tensor) -> None:
         """Stamp whole audio on a request."""
@@ -415,33 +392,27 @@ class ASREngine:
         request, audio, sample_rate = item
         error: Exception | None = None
         try:
-            samples = self._samples(audio, sample_rate)
-            self._attach(request, samples)
+            self._attach(request, self._samples(audio, sample_rate))
         except Exception as caught:
             error = caught
         with self._lock:
-            if request.request_id in self._preparing:
+            if self._loop.preparing.get(request.request_id) is request:
                 if error is not None:
-                    self._route(failed([request], "offline_prep", error), self._ready)
+                    self._loop.deliver(failed([request], "offline_prep", error))
                 else:
-                    del self._preparing[request.request_id]
+                    del self._loop.preparing[request.request_id]
                     self._admit(request)
             self._changed.notify_all()
 
-    def _lookup(self, request_id: str) -> Request | None:
-        return self._scheduler.find_request(request_id) or self._preparing.get(request_id)
-
     def _admit(self, request: Request) -> None:
-        self._scheduler.add(request)
-        self.observers.notify("oasr_request_admitted", request_id=request.request_id, streaming=request.streaming)
+        self._loop.admit(request)
+        self._changed.notify_all()
 
     def _refuse_too_long(self, request: Request) -> None:
         seconds = request.num_samples / self.sample_rate
         window = self._inputs.frontend.window_seconds
         if window is not None and seconds > window:
-            raise AudioTooLongError(
-                f"{seconds:.1f} s of audio, the model's window is {window:.1f} s; cut it, or set long_form=True."
-            )
+            raise AudioTooLongError(f"{seconds:.1f} s of audio, the model's window is {window:.1f} s; cut it.")
         limit = self._parts.runner.encoder.max_positions
         frames = self._parts.runner.encoder.output_frames(request.num_frames)
         if limit is not None and frames > limit:
@@ -451,19 +422,32 @@ class ASREngine:
             )
 
     def _find(self, request_id: str) -> Request:
-        request = self._lookup(request_id)
+        request = self._loop.lookup(request_id)
         if request is None:
-            if request_id in self._closed:
+            if self._loop.has_ended(request_id):
                 raise StreamClosedError(f"request {request_id!r} has finished")
-            known = [other.request_id for other in self._scheduler.requests()]
-            raise UnknownRequestError(
-                f"no request {request_id!r}; {len(known)} are waiting or running.{did_you_mean(str(request_id), known)}"
-            )
+            unfinished = self.num_running + self.num_waiting
+            raise UnknownRequestError(f"no request {request_id!r}; {unfinished} others are waiting or running")
         return request
 
 
 def _recordings(audio: Audio | Sequence[Audio]) -> tuple[list[Audio], bool]:
     """The recordings, and whether several were given: a list or tuple holds recordings unless it holds numbers."""
-    if isinstance(audio, (list, tuple)) and not (audio and isinstance(audio[0], (int, float))):
+    if isinstance(audio, (list, tuple)) and not (audio and isinstance(audio[0], Real)):
         return list(audio), True
     return [cast("Audio", audio)], False
+
+
+def _own_memory(audio: Audio) -> Audio:
+    """A copy of what a caller could change while another thread still has to look at it."""
+    if isinstance(audio, Tensor):
+        return audio.clone()
+    return audio if isinstance(audio, (str, os.PathLike)) else np.array(audio)
+
+
+def _let_go(admission: AdmissionThread[Any] | None, frozen: bool) -> None:
+    """Give back what outlives an engine that nobody closed."""
+    if admission is not None:
+        admission.close()
+    if frozen:
+        gc_freeze.release()

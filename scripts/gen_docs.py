@@ -19,7 +19,7 @@ import tomllib
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,29 +217,22 @@ def decision_numbers(text: str) -> set[int]:
 
 def render_config() -> str:
     """docs/config.md."""
-    from oasr_core.config import COMPONENTS, NOT_SERVED, EngineConfig
+    from oasr_core.config import COMPONENTS, NO_EFFECT_YET, NOT_SERVED, EngineConfig
     from oasr_core.frontend.options import FeatureConfig
 
-    count, unread = len(EngineConfig.model_fields), unread_fields(EngineConfig.model_fields)
+    count = len(EngineConfig.model_fields)
     out = [GENERATED.format(source="the options classes in oasr_core"), CONFIG_HEAD.format(count=count)]
     for component in COMPONENTS:
         out.append(f"\n## {component.__name__}\n\n{_first_line(component)} Owner: `{component.__module__}`.\n\n")
         out.append("| field | type | default | description | served |\n|---|---|---|---|---|\n")
         for name, field in component.model_fields.items():
-            served = "accepted, without effect yet" if name in unread else "yes"
+            served = "accepted, without effect yet" if name in NO_EFFECT_YET else "yes"
             served = f"not yet: {NOT_SERVED[name]}" if name in NOT_SERVED else served
             out.append(_field_row(name, field, served))
     out.append(f"\n## FeatureConfig\n\n{_first_line(FeatureConfig)} The value of `feature_config`.\n\n")
     out.append("| field | type | default | description |\n|---|---|---|---|\n")
     out += [_field_row(name, field) for name, field in FeatureConfig.model_fields.items()]
     return "".join(out)
-
-
-def unread_fields(fields: Iterable[str]) -> set[str]:
-    """Fields that no module of the core reads: they stand in their options class alone."""
-    sources = (p.read_text(encoding="utf-8") for p in (ROOT / "oasr_core").rglob("*.py") if p.name != "options.py")
-    words = {word for source in sources for word in re.findall(r"\w+", source)}
-    return {name for name in fields if name not in words}
 
 
 def _field_row(name: str, field: Any, *more: str) -> str:

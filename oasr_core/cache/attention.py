@@ -22,8 +22,10 @@ from oasr_core.cache.block_pool import BlockPool
 from oasr_core.cache.sizing import CacheConfig
 from oasr_core.cache.slots import RowIndex
 
-#: Reading a cohort as one batch costs its longest history for every row; past this waste rows are read one by one.
+#: Reading a cohort as one batch costs its longest history for every row; past this waste rows are read one by one, and
+#: so they are past a length where the call's own cost no longer counts.
 _MAX_BATCH_WASTE = 1.25
+_MAX_BATCH_KEYS = 512
 
 #: Keys are read in multiples of this (the rest masked), which the CPU attention kernel serves faster.
 _KEY_MULTIPLE = 16
@@ -53,14 +55,19 @@ def first_visible(config: CacheConfig, offsets: IntArray, ends: IntArray) -> Int
 
 @dataclass
 class ReadPlan:
-    """How a cohort's keys are reached this step: ``span`` in place, ``gather`` by flat slot, else row by row."""
+    """How a cohort's keys are reached this step: all rows in place, or by flat slot (``gather``), or row by row."""
 
-    positions: IntArray  # (batch, keys): position of each key, -1 where masked
+    last: IntArray  # (batch,): position of the newest key
+    first: IntArray  # (batch,): position of the oldest visible key
     used: IntArray  # (batch,): ring slots to read
     visible: Tensor | None  # (batch, keys) bool, None where every key is visible
-    in_place: bool
     batched: bool
     gather: Tensor | None
+
+    @property
+    def keys(self) -> int:
+        """Keys of the longest row."""
+        return int(self.used.max())
 
 
 class PagedAttentionCache:
@@ -97,7 +104,7 @@ class PagedAttentionCache:
         held = self._table[row][self._table[row] >= 0].tolist()
         self._table[row] = -1
         if held:  # unread frames have to be finite: a masked NaN would still poison through the weighted sum
-            index = torch.tensor(held, device=self._device)
+            index = torch.tensor(held).to(self._device, non_blocking=True)
             self._keys[:, index] = 0
             self._values[:, index] = 0
         self.pool.free(held)
@@ -123,35 +130,48 @@ class PagedAttentionCache:
             self._take(wanted[:, 0], wanted[:, 1])
         blocks = np.where(valid, self._table[row[:, None], pages], config.num_blocks)
         flat = blocks * config.block_frames + slots % config.block_frames
-        return PagedCohort(
-            self, rows, torch.from_numpy(flat.reshape(-1)).to(self._device), self._plan(row, offsets, counts)
-        )
+        write = torch.from_numpy(flat.reshape(-1)).to(self._device, non_blocking=True)
+        return PagedCohort(self, rows, write, self._plan(rows, offsets, counts))
 
     def _take(self, rows: IntArray, pages: IntArray) -> None:
         self._table[rows, pages] = self.pool.allocate(self._home[rows, pages].tolist())
 
-    def _plan(self, row: IntArray, offsets: IntArray, counts: IntArray) -> ReadPlan:
+    def _plan(self, rows: RowIndex, offsets: IntArray, counts: IntArray) -> ReadPlan:
         config = self.config
+        row = np.asarray(rows.rows, dtype=np.int64)
         ends = offsets + counts
         last = ends - 1 + self._shift
         used = np.minimum(-(-(last + 1) // _KEY_MULTIPLE) * _KEY_MULTIPLE, config.capacity_frames)
         keys = int(used.max())
+        first = first_visible(config, offsets, ends) + self._shift
         ring = np.arange(keys)
-        positions = last[:, None] - (last[:, None] - ring) % config.capacity_frames - self._shift
-        seen = positions >= first_visible(config, offsets, ends)[:, None]
-        visible = None if seen.all() else torch.from_numpy(seen).to(self._device)
-        pages = -(-keys // config.block_frames)
-        table = self._table[row, :pages]
-        in_place = bool(((table == self._home[row, :pages]) | (table < 0)).all())
-        batched = in_place and len(row) * keys <= _MAX_BATCH_WASTE * int(used.sum())
+        if last.max() < config.capacity_frames and first.max() <= 0:  # nothing has wrapped or left the window
+            seen = ring <= last[:, None]
+        else:
+            seen = self._ring_positions(last, ring) >= np.maximum(first, 0)[:, None]
+        visible = None if seen.all() else torch.from_numpy(seen).to(self._device, non_blocking=True)
+        table = self._table[row, : -(-keys // config.block_frames)]
+        at_home = bool(((table == self._home[row, : table.shape[1]]) | (table < 0)).all())
+        short = keys <= _MAX_BATCH_KEYS and len(row) * keys <= _MAX_BATCH_WASTE * int(used.sum())
         gather = None
-        if not in_place:
-            blocks = np.where(
-                table < 0, table[:, :1], table
-            )  # masked, but its own: the scratch block may hold anything
+        if not at_home:
+            # What is masked is read from a block of its own: the scratch block may hold anything.
+            blocks = np.where(table < 0, table[:, :1], table)
             flat = blocks[:, ring // config.block_frames] * config.block_frames + ring % config.block_frames
-            gather = torch.from_numpy(flat).to(self._device)
-        return ReadPlan(np.where(seen, positions, -1), used, visible, in_place, batched, gather)
+            gather = torch.from_numpy(flat).to(self._device, non_blocking=True)
+        # A CPU reads rows that do not lie side by side one by one, in place; elsewhere one gathered call is cheaper.
+        batched = at_home and (self._device.type != "cpu" or (short and rows.span is not None))
+        return ReadPlan(last, first, used, visible, batched, gather)
+
+    def _ring_positions(self, last: IntArray, ring: IntArray) -> IntArray:
+        """``(batch, keys)``: the newest position that each ring slot can hold, negative where it holds none."""
+        return last[:, None] - (last[:, None] - ring) % self.config.capacity_frames
+
+    def key_positions(self, plan: ReadPlan) -> Tensor:
+        """``(batch, keys)`` int64 positions of the keys that a plan reads, -1 where masked."""
+        positions = self._ring_positions(plan.last, np.arange(plan.keys))
+        seen = positions >= np.maximum(plan.first, 0)[:, None]
+        return torch.from_numpy(np.where(seen, positions - self._shift, -1)).to(self._device)
 
     def rings(self, pool: Tensor, layer: int) -> Tensor:
         """``(max_streams, capacity, kv_heads, head_dim)`` view of every stream's home ring."""
@@ -179,7 +199,7 @@ class PagedCohort:
 
     def key_positions(self) -> Tensor:
         """``(batch, keys)`` int64, -1 where masked."""
-        return torch.from_numpy(self._plan.positions)
+        return self._cache.key_positions(self._plan)
 
     def attend(
         self,
@@ -218,7 +238,7 @@ class PagedCohort:
 
     def _read_batch(self, layer: int, with_bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
         cache, plan = self._cache, self._plan
-        count = plan.positions.shape[1]
+        count = plan.keys
         if plan.gather is not None:
             shape = (-1, cache.config.kv_heads, cache.config.head_dim)
             keys, values = (pool[layer].view(shape)[plan.gather] for pool in (cache._keys, cache._values))

@@ -119,6 +119,12 @@ def build_cache_config(
             element_size=element_size,
         )
 
+    if (
+        spec.window is not None
+        and "block_size_frames" in options.model_fields_set
+        and options.block_size_frames != block
+    ):
+        logger.warning("block_size_frames=%d is ignored: a trained window pages by chunk", options.block_size_frames)
     ceiling = max_streams * per_stream
     if options.max_num_blocks is not None:
         share = options.max_num_blocks // max_streams
@@ -133,7 +139,7 @@ def build_cache_config(
                 f"max_num_blocks={options.max_num_blocks} is less than max_batch_size={max_streams}: "
                 "not one block a stream."
             )
-        return config(min(share, per_stream), options.max_num_blocks)
+        return check_recycling(config(min(share, per_stream), options.max_num_blocks))
     if available_bytes is None:
         return config(per_stream, ceiling)
     fitting = min(available_bytes // config(per_stream, 0).bytes_per_block, ceiling)
@@ -147,6 +153,17 @@ def build_cache_config(
             "cpu_memory_utilization, or set max_num_blocks."
         )
     return config(min(per_stream, fitting // max_streams), fitting)
+
+
+def check_recycling(config: CacheConfig) -> CacheConfig:
+    """Recycling frees whole blocks: what is left has to hold the current chunk, wherever it lies over block borders."""
+    straddles = config.block_frames % config.chunk_size != 0
+    if config.recycle and config.left_frames is None and straddles and config.blocks_per_seq < 2:
+        raise CacheGeometryError(
+            f"recycle_streaming_history needs two blocks a stream where chunk_size={config.chunk_size} does not divide "
+            f"block_size_frames={config.block_frames}; raise max_num_blocks."
+        )
+    return config
 
 
 def ram_bytes() -> int:

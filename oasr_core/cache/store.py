@@ -60,20 +60,22 @@ class StreamStateStore:
             raise ValueError(f"stream {stream_id!r} already has a state")
         if not self._free:
             raise RuntimeError(f"all {self.max_streams} streaming rows are taken")
-        row = heapq.heappop(self._free)
+        row = self._free[0]
         self._slots.reset(row)
         if self.attention is not None:
             self.attention.allocate(row)
-        self._rows[stream_id] = row
+        self._rows[stream_id] = heapq.heappop(self._free)
 
     def free(self, stream_id: str) -> None:
         """Return a stream's row, blocks and slots; an unknown id raises ``UnknownRequestError`` (a ``KeyError``)."""
         row = self._rows.pop(stream_id, None)
         if row is None:
             raise UnknownRequestError(f"stream {stream_id!r} has no state; streams with state: {len(self._rows)}")
-        if self.attention is not None:
-            self.attention.free(row)
-        heapq.heappush(self._free, row)
+        try:
+            if self.attention is not None:
+                self.attention.free(row)
+        finally:
+            heapq.heappush(self._free, row)
 
     def row(self, stream_id: str) -> int:
         """The row of a stream."""

@@ -12,12 +12,20 @@ from oasr_core.request import Request, RequestOutput
 
 logger = logging.getLogger(__name__)
 
+#: How memory that ran out reads where it comes as a plain ``RuntimeError``.
+_MEMORY_SIGNS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory ran out, on any device."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError, CachePoolExhausted)):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _MEMORY_SIGNS)
 
 
 def failed(requests: Sequence[Request], stage: str, error: BaseException) -> list[RequestOutput]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
 
 from oasr_core.decoding.base import DecodeStrategy, Hypotheses, Session
+from oasr_core.errors import PluginContractError
 from oasr_core.executors.failures import failed
 from oasr_core.frontend.input import InputProcessor
 from oasr_core.frontend.streaming import FeatureStream
@@ -15,6 +18,8 @@ from oasr_core.model_runner import ModelRunner
 from oasr_core.outputs import OutputProcessor, TextState
 from oasr_core.request import FinishReason, Request, RequestOutput, RequestState
 from oasr_core.streaming.base import StreamChunk, StreamingEncoderBackend
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -59,24 +64,42 @@ class StreamingExecutor:
 
     def open(self, request: Request) -> None:
         """Give an admitted stream its state, its features, its session and its text."""
-        session = self._strategy.open(request.decoding)
-        try:
+        with ExitStack() as undo:
+            session = self._strategy.open(request.decoding)
+            undo.callback(self._strategy.close, session)
             self._backend.open(request.request_id)
-        except BaseException:
-            self._strategy.close(session)
-            raise
-        request.features = self._inputs.open_stream()
+            undo.callback(self._backend.close, request.request_id)
+            features, text = self._inputs.open_stream(), self._outputs.open()
+            undo.pop_all()
+        request.features = features
         request.state = RequestState.RUNNING
-        self._live[request.request_id] = _Live(request, request.features, session, self._outputs.open())
+        self._live[request.request_id] = _Live(request, features, session, text)
+
+    def is_open(self, request: Request) -> bool:
+        """Whether an admitted stream has been given its state."""
+        return request.request_id in self._live
 
     def close(self, request: Request) -> None:
         """Take it all back; a request that was never admitted has nothing to give."""
         live = self._live.pop(request.request_id, None)
-        if live is not None:
-            self._strategy.close(live.session)
-            self._backend.close(request.request_id)
         request.audio_chunks.clear()
         request.state = RequestState.FINISHED
+        if live is None:
+            return
+        try:
+            self._strategy.close(live.session)
+        except Exception:
+            logger.exception("closing the decoding session of %s failed", request.request_id)
+        finally:
+            self._backend.close(request.request_id)
+
+    def interrupted(self, request: Request, output: RequestOutput) -> RequestOutput:
+        """A terminal output of a stream that did not come to its end, with what its partials have shown so far."""
+        live = self._live.get(request.request_id)
+        if live is not None:
+            output.text, output.stable_prefix_chars = live.text.text, live.text.stable_chars
+            output.tokens, output.nbest_texts = [list(live.text.tokens)], [live.text.text]
+        return output
 
     def step(self, running: Iterable[Request]) -> StreamingStep:
         """Advance every running stream by at most one encoder stride."""
@@ -106,11 +129,12 @@ class StreamingExecutor:
             for stream in fresh:
                 if stream.features.finished and self._geometry.flush_frames:
                     width = self._inputs.frontend.feature_dim
+                    shape = (self._geometry.flush_frames, width)
                     stream.features.append_frames(
-                        torch.full((self._geometry.flush_frames, width), self._geometry.flush_value)
+                        torch.full(shape, self._geometry.flush_value, device=self._inputs.device)
                     )
         except Exception as error:
-            step.outputs += failed([stream.request for stream in fresh], "streaming_features", error)
+            step.outputs += self._failed(fresh, "streaming_features", error)
             return [stream for stream in live if stream not in fresh]
         return live
 
@@ -170,22 +194,33 @@ class StreamingExecutor:
             ]
             out = self._runner.forward_streaming(chunks)
             self._runner.observe([chunk.stream_id for chunk in chunks], [chunk.offset for chunk in chunks], out)
-            last = [self._commit(stream, chunk) for stream, chunk in zip(ready, chunks, strict=True)]
+            last = [self._is_last(stream) for stream in ready]
             hypotheses = self._strategy.decode_chunk([stream.session for stream in ready], out, last)
+            if len(hypotheses) != len(ready):
+                raise PluginContractError(
+                    f"{type(self._strategy).__name__}.decode_chunk gave {len(hypotheses)} results for {len(ready)} "
+                    "streams"
+                )
         except Exception as error:
-            step.outputs += failed([stream.request for stream in ready], "streaming_forward", error)
+            step.outputs += self._failed(ready, "streaming_forward", error)
             return
+        for stream, chunk in zip(ready, chunks, strict=True):
+            self._consume(stream, chunk)
         for stream, hyps, ended in zip(ready, hypotheses, last, strict=True):
             if ended:
                 self._finish(stream, hyps, "stop", step)
             else:
                 self._partial(stream, hyps, step)
 
-    def _commit(self, stream: _Live, chunk: StreamChunk) -> bool:
-        """Move the cursor behind the consumed window; whether nothing can follow."""
+    def _is_last(self, stream: _Live) -> bool:
+        """Whether nothing can follow the window that the stream is about to consume."""
+        left = max(stream.features.frames_ready - self._geometry.stride, 0)
+        return stream.features.finished and left < self._geometry.min_final
+
+    def _consume(self, stream: _Live, chunk: StreamChunk) -> None:
+        """Move the cursor behind the window."""
         stream.request.offset += self._runner.encoder.output_frames(chunk.features.shape[0])
         stream.features.advance(self._geometry.stride)
-        return stream.features.finished and stream.features.frames_ready < self._geometry.min_final
 
     def _partial(self, stream: _Live, hyps: Hypotheses, step: StreamingStep) -> None:
         request = stream.request
@@ -195,7 +230,7 @@ class StreamingExecutor:
         try:
             output = self._outputs.partial(stream.text, request.request_id, hyps, request.decoding)
         except Exception as error:
-            step.outputs += failed([request], "streaming_forward", error)
+            step.outputs += self._failed([stream], "streaming_forward", error)
         else:
             step.outputs.append(output)
 
@@ -210,6 +245,11 @@ class StreamingExecutor:
                 request.request_id, hyps, request.decoding, finish_reason=reason, duration=duration
             )
         except Exception as error:
-            step.outputs += failed([request], "streaming_forward", error)
+            step.outputs += self._failed([stream], "streaming_forward", error)
         else:
             step.outputs.append(output)
+
+    def _failed(self, streams: Sequence[_Live], stage: str, error: Exception) -> list[RequestOutput]:
+        requests = [stream.request for stream in streams]
+        outputs = failed(requests, stage, error)
+        return [self.interrupted(request, output) for request, output in zip(requests, outputs, strict=True)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 class AudioBuffers:
@@ -30,7 +33,11 @@ class AudioBuffers:
             fits = samples <= self._per_request and self._held + samples <= self._total
             if not (self._pin and fits):
                 return torch.zeros(samples)
-            buffer = torch.zeros(samples, pin_memory=True)
+            try:
+                buffer = torch.zeros(samples, pin_memory=True)
+            except RuntimeError as error:
+                logger.warning("%d samples could not be page-locked (%s); ordinary memory is used", samples, error)
+                return torch.zeros(samples)
             self._held += samples
         weakref.finalize(buffer, self._release, samples)
         return buffer

@@ -8,7 +8,7 @@ the memory and hands a :class:`CohortState` to :meth:`BaseEncoder.encode_chunk`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -223,6 +223,72 @@ class AedScorerInterface(Protocol):
         already reversed where ``reverse``; ``hyp_lengths`` ``(batch,)``. Returns ``(batch, tokens, vocab)`` float32.
         """
         ...
+
+
+@runtime_checkable
+class TransducerPredictor(Protocol):
+    """The prediction network of a transducer, one token at a time; its batched state is opaque to the search.
+
+    ``step`` changes no state in place, so that hypotheses may share one.
+    """
+
+    #: Start symbols that count as tokens where scores are normalised by length.
+    context_size: int
+
+    def init(self, batch: int) -> Any:
+        """The state of ``batch`` rows before their first token; stepping blank from it begins an utterance."""
+        ...
+
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """``tokens`` ``(batch,)`` int64 to the output ``(batch, dim)`` behind them, and the state that follows."""
+        ...
+
+    def select(self, state: Any, rows: Tensor) -> Any:
+        """The rows ``rows`` ``(n,)`` int64 of a state; a row may be taken several times."""
+        ...
+
+    def concat(self, states: Sequence[Any]) -> Any:
+        """States of several batches as the state of one."""
+        ...
+
+
+@runtime_checkable
+class TransducerJoiner(Protocol):
+    """The joint network of a transducer; what depends on one side alone is computed once, by the projections."""
+
+    def project_encoder(self, hidden: Tensor) -> Tensor:
+        """``(..., encoder_dim)`` to ``(..., joint_dim)``."""
+        ...
+
+    def project_predictor(self, out: Tensor) -> Tensor:
+        """``(..., predictor_dim)`` to ``(..., joint_dim)``."""
+        ...
+
+    def joint(self, encoder: Tensor, predictor: Tensor) -> Tensor:
+        """Projections ``(..., joint_dim)``, whose leading dimensions broadcast, to logits ``(..., vocab)`` float32.
+
+        The search applies log_softmax. With durations the logits are ``(..., vocab + durations)``, labels first.
+        """
+        ...
+
+
+@runtime_checkable
+class TransducerInterface(Protocol):
+    """Interface ``transducer``: a predictor and a joiner, and how the model was trained to emit.
+
+    ``unk_id`` is a label that, like blank, advances a frame and says nothing (``None``: there is none);
+    ``max_sym_per_frame`` the most tokens that one frame may emit unless the user says otherwise; ``durations`` the
+    frames that a token-and-duration transducer may advance by, ``None`` for any other.
+    """
+
+    blank_id: int
+    unk_id: int | None
+    #: Labels, blank included; durations are none.
+    vocab_size: int
+    max_sym_per_frame: int
+    durations: tuple[int, ...] | None
+    predictor: TransducerPredictor
+    joiner: TransducerJoiner
 
 
 class BaseAsrModel(nn.Module, ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from oasr_core.scheduling.options import BatchingOptions
 from oasr_core.scheduling.partition import MicroBatch, PartitionPolicy
 from oasr_core.scheduling.policies import BatchingPolicy, Candidate
 from oasr_core.scheduling.queue import WaitingQueue
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -77,8 +80,8 @@ class Scheduler:
         request.arrival_time = self._clock()
         request.arrival = self._arrivals
         self._arrivals += 1
-        self._index[request.request_id] = request
         (self._streaming_waiting if request.streaming else self._offline_waiting).add(request)
+        self._index[request.request_id] = request
 
     def finish_request(self, request_id: str) -> None:
         """Forget a request, wherever it is."""
@@ -94,8 +97,15 @@ class Scheduler:
         return SchedulerOutput(admitted, list(self._running.values()), self._next_batch())
 
     def split_offline_batch(self, costs: Sequence[int], encoder_frames: Sequence[int]) -> list[MicroBatch]:
-        """Cut a batch into micro-batches; indices refer to the batch's order."""
-        return self._partition.split(costs, encoder_frames, self._options)
+        """Cut a batch into micro-batches; indices refer to the batch's order, and each appears exactly once."""
+        micro = self._partition.split(costs, encoder_frames, self._options)
+        indices = sorted(index for batch in micro for index in batch.indices)
+        if indices != list(range(len(costs))):
+            raise PluginContractError(
+                f"partition policy {type(self._partition).__name__} gave the indices {indices} for {len(costs)} "
+                "requests; each has to appear exactly once."
+            )
+        return micro
 
     def hold_seconds(self) -> float | None:
         """How long, at most, requests that could run are still held back for a preferred size; ``None``: none is."""
@@ -159,19 +169,24 @@ class Scheduler:
         size = self._preferred(min(self._options.max_batch_size, len(window)))
         while size:
             options = self._options.model_copy(update={"max_batch_size": size})
-            chosen = self._checked(self._batching.select(candidates, options), len(window), size)
+            chosen = self._choice(candidates, options)
             fitting = self._preferred(len(chosen))
             if fitting == len(chosen):
                 return [window[i] for i in chosen]
             size = fitting
         return []
 
-    def _checked(self, indices: list[int], available: int, size: int) -> list[int]:
-        """A policy's choice, held to its contract: some, valid, unique, within the cap."""
-        unique = list(dict.fromkeys(indices))
-        if not unique or len(unique) > size or any(not 0 <= i < available for i in unique):
+    def _choice(self, candidates: Sequence[Candidate], options: BatchingOptions) -> list[int]:
+        """The policy's choice, held to its contract; a policy that fails costs its order, not the engine."""
+        size = options.max_batch_size
+        try:
+            indices = list(dict.fromkeys(self._batching.select(candidates, options)))
+            if indices and len(indices) <= size and all(0 <= i < len(candidates) for i in indices):
+                return indices
             raise PluginContractError(
-                f"batching policy {type(self._batching).__name__} chose {indices} of {available} candidates; a batch "
-                f"holds 1 to {size} of the indices 0 to {available - 1}."
+                f"batching policy {type(self._batching).__name__} chose {indices} of {len(candidates)} candidates; a "
+                f"batch holds 1 to {size} of the indices 0 to {len(candidates) - 1}."
             )
-        return unique
+        except Exception:
+            logger.exception("the batching policy failed; this batch is served in queue order")
+            return list(range(min(size, len(candidates))))

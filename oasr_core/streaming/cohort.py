@@ -20,7 +20,7 @@ class CohortBackend(StreamingEncoderBackend):
     def cohort_state(self, stream_ids: Sequence[str], offsets: IntArray, counts: IntArray, frames: int) -> CohortState:
         """The state of this step's rows: encoder frames so far, frames that the step gives, frames of a full window."""
 
-    def commit(self, stream_ids: Sequence[str], state: CohortState) -> None:  # noqa: B027 - an optional hook
+    def commit(self, stream_ids: Sequence[str], state: CohortState) -> None:
         """Called after the forward, where state does not live in the store."""
 
     def order_of(self, stream_id: str) -> int:

@@ -206,9 +206,7 @@ def test_a_large_pool_commits_no_memory_until_it_is_used():
             return int(file.read().split()[1]) * 4096
 
     spec = PagedKV(layers=4, kv_heads=8, head_dim=64)
-    config = build_cache_config(
-        spec, CacheOptions(), chunk_size=16, num_left_chunks=-1, max_streams=16, element_size=4
-    )
+    config = build_cache_config(spec, CacheOptions(), chunk_size=16, num_left_chunks=-1, max_streams=16, element_size=4)
     before = resident()
     store = StreamStateStore(config, [], max_streams=16, dtype=torch.float32, device=CPU)
     assert store.bytes > 2 * 2**30

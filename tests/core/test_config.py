@@ -120,6 +120,13 @@ def test_unknown_keys_are_refused_with_the_nearest_name():
         ({"decoder_type": "ctc_cpu"}, "decoder_type='ctc_cpu' is unknown; allowed: ctc_cuda, ctc_wfst"),
         ({"decoder_type": "ctc_wfst", "decode_method": "ctc"}, "contradicts"),
         ({"fst_path": "a.img"}, "fst_path is read by decode_method='ctc_wfst' only"),
+        (
+            {"ctc_decoder_config": {}, "decode_method": "ctc_wfst"},
+            "ctc_decoder_config is read by the other CTC methods",
+        ),
+        ({"wfst_decoder_config": {}, "decode_method": "ctc"}, "wfst_decoder_config is read by"),
+        ({"preferred_batch_size": [64]}, "cannot be reached with max_batch_size=32"),
+        ({"enable_sequence_packing": True, "partition_policy": "count"}, "contradicts partition_policy='count'"),
         ({"feature_config": {"num_mels": 80}}, "feature_config.num_mels"),
     ],
 )
@@ -172,6 +179,9 @@ def test_decoder_aliases():
     )
     assert config.decode_method == "ctc"
     assert config.decode_options == {"search": "greedy", "blank_id": 0}
+    rescoring = EngineConfig(decode_method="ctc_aed_rescoring", ctc_decoder_config={"beam_size": 3})
+    assert rescoring.decode_options == {"beam_size": 3}
+    assert "decode_method" in EngineConfig(ctc_decoder_config={"beam_size": 3}).model_fields_set
     wfst = EngineConfig(decoder_type="ctc_wfst", fst_path="HLG.pt", wfst_decoder_config={"search_beam": 15})
     assert wfst.decode_method == "ctc_wfst"
     assert wfst.decode_options == {"search_beam": 15, "fst_path": "HLG.pt"}

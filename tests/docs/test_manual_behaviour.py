@@ -99,8 +99,8 @@ def test_a_step_takes_one_stride_however_the_audio_arrived(make_engine, monkeypa
 def test_a_step_does_offline_work_before_streams_and_features_before_the_forward(make_engine, monkeypatch):
     engine = make_engine()
     log = []
-    record(monkeypatch, engine._streaming, "open", log, lambda request: "allocate")
-    record(monkeypatch, engine._offline, "run", log, lambda batch: "offline")
+    record(monkeypatch, engine._parts.streaming, "open", log, lambda request: "allocate")
+    record(monkeypatch, engine._parts.offline, "run", log, lambda batch: "offline")
     record(monkeypatch, engine._inputs, "extract_streaming_batch", log, lambda streams: "features")
     record(monkeypatch, engine._parts.runner, "forward_streaming", log, lambda chunks: "forward")
     engine.add_request(marker_audio(TOKENS), streaming=True)
@@ -209,7 +209,7 @@ def test_the_log_says_what_limits_the_pool(make_engine, monkeypatch, caplog):
 def test_the_manuals_ctc_settings_reach_the_search(make_engine):
     engine = make_engine(decoder_type="ctc_cuda", ctc_decoder_config={"beam_size": 10, "blank_threshold": 0.95})
     assert engine.config.decode_method == "ctc"
-    options = engine._strategy.context.options
+    options = engine._parts.strategy.context.options
     assert (options.search, options.beam_size, options.blank_threshold) == ("beam", 10, 0.95)
     assert engine.transcribe(marker_audio(TOKENS)) == spell(TOKENS)
     with pytest.raises(ConfigError, match="unknown option 'beam'"):
@@ -300,7 +300,7 @@ def test_public_calls_of_other_threads_wait_for_the_step(make_engine, monkeypatc
     inside, go_on, fed = threading.Event(), threading.Event(), threading.Event()
     stream = engine.add_streaming_request()
     engine.add_request(marker_audio(TOKENS), streaming=False)
-    record(monkeypatch, engine._offline, "run", [], lambda batch: (inside.set(), go_on.wait(10)))
+    record(monkeypatch, engine._parts.offline, "run", [], lambda batch: (inside.set(), go_on.wait(10)))
     stepping = threading.Thread(target=engine.step)
     feeding = threading.Thread(target=lambda: (engine.feed_chunk(stream, marker_audio(TOKENS), True), fed.set()))
     stepping.start()

@@ -17,7 +17,7 @@ OFFLINE = {
     "features": (lambda e: e._inputs, "extract", lambda waves: any(len(w) == BAD_SAMPLES for w in waves)),
     "forward": (lambda e: e._parts.runner, "forward_offline", lambda f, lengths, **_: BAD_SAMPLES // 160 in lengths),
     "decode": (
-        lambda e: e._strategy,
+        lambda e: e._parts.strategy,
         "decode_offline",
         lambda out, options: bool((out.lengths == len(BAD)).any()),
     ),
@@ -41,8 +41,8 @@ def inject(monkeypatch, engine, place, error):
 def assert_idle(engine, free_blocks):
     store = engine._parts.runner.backend.store
     assert (store.num_streams, store.free_blocks) == (0, free_blocks)
-    assert engine._streaming._live == {}
-    assert engine._scheduler.requests() == []
+    assert engine._parts.streaming._live == {}
+    assert engine._loop.unfinished() == []
     assert not engine.has_work
 
 
@@ -82,7 +82,7 @@ STREAMING = {
     "features": (lambda e: e._inputs, "extract_streaming_batch", "streaming_features"),
     "allocator": (lambda e: e._parts.runner.backend.store, "cohort", "streaming_forward"),
     "forward": (lambda e: e._parts.runner, "forward_streaming", "streaming_forward"),
-    "decode": (lambda e: e._strategy, "decode_chunk", "streaming_forward"),
+    "decode": (lambda e: e._parts.strategy, "decode_chunk", "streaming_forward"),
 }
 
 
@@ -107,7 +107,7 @@ def test_a_stream_that_cannot_be_opened_fails_alone(engine, free_blocks, monkeyp
     other = engine.add_request(marker_audio(GOOD), streaming=True)
     engine.step()
     with monkeypatch.context() as patch:
-        target = engine._strategy if stage == "session" else engine._parts.runner.backend
+        target = engine._parts.strategy if stage == "session" else engine._parts.runner.backend
 
         def refuse(*_):
             raise RuntimeError(stage)

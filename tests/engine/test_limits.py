@@ -157,14 +157,14 @@ def test_every_block_row_and_session_returns(engine):
         engine.feed_chunk(request_id, marker_audio(tokens.tolist()), is_last=turn % 3 != 0)
         if turn % 5 == 0:
             engine.step()
-        if turn % 3 == 0 and engine._scheduler.find_request(request_id) is not None:
+        if turn % 3 == 0 and engine._loop.lookup(request_id) is not None:
             engine.abort_request(request_id)
     engine.run()
     assert store.free_blocks == free
     assert store.num_streams == 0
-    assert engine._streaming._live == {}
-    assert engine._scheduler.requests() == []
-    assert engine._owned == {}
+    assert engine._parts.streaming._live == {}
+    assert engine._loop.unfinished() == []
+    assert engine._loop.owned == {}
 
 
 def test_a_reused_row_says_nothing_of_its_past(engine):

@@ -94,7 +94,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def places_are_consistent(self):
-        assert self.store.num_streams == len(self.engine._streaming._live) <= self.engine.config.max_batch_size
+        assert self.store.num_streams == len(self.engine._parts.streaming._live) <= self.engine.config.max_batch_size
 
     def teardown(self) -> None:
         for request_id in list(self.open):
@@ -102,8 +102,8 @@ class Lives(RuleBasedStateMachine):
         self.collect(self.engine.run())
         assert sorted(self.ended) == sorted(self.expected)
         assert (self.store.num_streams, self.store.free_blocks) == (0, self.blocks)
-        assert self.engine._streaming._live == {}
-        assert self.engine._scheduler.requests() == []
+        assert self.engine._parts.streaming._live == {}
+        assert self.engine._loop.unfinished() == []
         assert not self.engine.has_work
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from oasr_core.errors import PluginContractError
 from oasr_core.request import DecodingOptions, Request
 from oasr_core.scheduling.options import BatchingOptions
-from oasr_core.scheduling.partition import CountPartition
+from oasr_core.scheduling.partition import CountPartition, MicroBatch
 from oasr_core.scheduling.policies import BatchingPolicy, BucketPolicy, Candidate, FcfsPolicy, SjfPolicy, WindowPolicy
 from oasr_core.scheduling.scheduler import Scheduler
 from oasr_core.testing.clock import FakeClock
@@ -118,15 +119,31 @@ def test_overdue_batch_skips_the_guards_and_fills_in_queue_order():
     assert names(sched.schedule().offline_batch) == ["a", "b", "c"]
 
 
-def test_a_policy_that_breaks_its_contract_is_named():
+def test_a_policy_that_fails_costs_its_order_and_is_named(caplog):
     class Wrong(FcfsPolicy):
         def select(self, candidates, options):
+            if len(candidates) > 1:
+                raise ZeroDivisionError
             return [99]
 
-    sched, _ = scheduler(Wrong())
-    sched.add(request("a"))
-    with pytest.raises(PluginContractError, match=r"batching policy Wrong chose \[99\] of 1 candidates"):
-        sched.schedule()
+    sched, _ = scheduler(Wrong(), max_batch_size=2)
+    for name in "abc":
+        sched.add(request(name))
+    with caplog.at_level(logging.ERROR):
+        assert names(sched.schedule().offline_batch) == ["a", "b"]
+        assert names(sched.schedule().offline_batch) == ["c"]
+    assert "ZeroDivisionError" in caplog.text
+    assert "batching policy Wrong chose [99] of 1 candidates" in caplog.text
+
+
+def test_a_partition_has_to_name_each_request_once():
+    class Wrong(CountPartition):
+        def split(self, costs, encoder_frames, options):
+            return [MicroBatch((0, 0))]
+
+    sched = Scheduler(BatchingOptions(), FcfsPolicy(), Wrong())
+    with pytest.raises(PluginContractError, match=r"partition policy Wrong gave the indices \[0, 0\] for 2 requests"):
+        sched.split_offline_batch([1, 2], [1, 2])
 
 
 def test_index_follows_a_request_through_all_pools():

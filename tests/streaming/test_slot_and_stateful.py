@@ -16,7 +16,15 @@ from oasr_core.checkpoints.native import save_native
 from oasr_core.config import EngineConfig
 from oasr_core.engine import ASREngine
 from oasr_core.errors import PluginContractError
-from oasr_core.models.base import BaseAsrModel, BaseEncoder, ChunkBatch, ChunkGeometry, EncoderBatch, EncoderOutput, Slot
+from oasr_core.models.base import (
+    BaseAsrModel,
+    BaseEncoder,
+    ChunkBatch,
+    ChunkGeometry,
+    EncoderBatch,
+    EncoderOutput,
+    Slot,
+)
 from oasr_core.registry import registry
 from oasr_core.testing.invariance import assert_equal, run_offline, run_streaming
 
