@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from oasr_core.cache.options import CacheOptions
 from oasr_core.checkpoints.options import CheckpointOptions
-from oasr_core.decoding.options import DecodeOptions
+from oasr_core.decoding.options import DecodeOptions, EndpointOptions
 from oasr_core.errors import ConfigError, did_you_mean
 from oasr_core.executors.options import ExecutorOptions
 from oasr_core.frontend.options import FeatureConfig, FeatureOptions
@@ -80,6 +80,7 @@ COMPONENTS: tuple[type[BaseModel], ...] = (
     CacheOptions,
     FeatureOptions,
     DecodeOptions,
+    EndpointOptions,
     ExecutorOptions,
     GraphOptions,
     LongFormOptions,
@@ -125,6 +126,7 @@ class EngineConfig(
     CacheOptions,
     FeatureOptions,
     DecodeOptions,
+    EndpointOptions,
     ExecutorOptions,
     GraphOptions,
     LongFormOptions,

@@ -16,6 +16,7 @@ from oasr_core.checkpoints.load import LoadReport, load_model
 from oasr_core.checkpoints.resolve import resolve_checkpoint
 from oasr_core.config import NO_EFFECT_YET, EngineConfig
 from oasr_core.decoding.base import DecodeContext, DecodeStrategy, Mode
+from oasr_core.decoding.options import EndpointOptions
 from oasr_core.errors import ConfigError, RequestRefusedError, did_you_mean
 from oasr_core.executors.offline import OfflineExecutor
 from oasr_core.executors.streaming import StreamingExecutor
@@ -87,13 +88,15 @@ class EngineParts:
 
     def validate(self, options: DecodingOptions, mode: Mode) -> None:
         """Refuse, by name, request options that the strategy does not honour."""
-        always = {"n_best", "extra"}
+        always = {"n_best", "extra", "endpointing"}
         for name in options.model_fields_set - always - self.strategy.honours:
             if getattr(options, name) != type(options).model_fields[name].get_default(call_default_factory=True):
                 raise RequestRefusedError(
                     f"decode method {self.config.decode_method!r} does not honour {name}={getattr(options, name)!r}; "
                     f"it honours: {', '.join(sorted(self.strategy.honours | always))}."
                 )
+        if mode == "offline" and options.endpointing:
+            raise RequestRefusedError("endpointing=True is for streams; an offline request is one segment")
         try:
             self.strategy.request_options_cls.model_validate(options.extra)
         except ValidationError as error:
@@ -167,7 +170,13 @@ def build_parts(config: EngineConfig) -> EngineParts:
             probe_frames=None if probe_seconds is None else round(probe_seconds / frontend.frame_seconds),
         )
         streaming = StreamingExecutor(
-            inputs, runner, backend, strategy, outputs, partial_interval=settings.partial_decode_interval
+            inputs,
+            runner,
+            backend,
+            strategy,
+            outputs,
+            endpointing=config.options(EndpointOptions),
+            partial_interval=settings.partial_decode_interval,
         )
     buffers = AudioBuffers(
         device, frontend.sample_rate, config.max_pinned_audio_seconds, config.max_pinned_audio_total_seconds

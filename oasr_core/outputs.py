@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from oasr_core.decoding.alignment import Seconds, align_words, seconds, token_times
 from oasr_core.decoding.base import Hypotheses, Hypothesis
+from oasr_core.decoding.endpoint import cut
 from oasr_core.errors import PluginContractError
 from oasr_core.request import DecodingOptions, FinishReason, RequestOutput, Segment, WordTiming
 from oasr_core.tokenizers.base import IncrementalDecoder, Tokenizer
@@ -74,8 +75,12 @@ class OutputProcessor:
         *,
         finish_reason: FinishReason,
         duration: float,
+        boundaries: Sequence[int] = (),
     ) -> RequestOutput:
-        """The terminal output of a request whose audio lasted ``duration`` seconds; no time lies beyond that."""
+        """The terminal output of a request whose audio lasted ``duration`` seconds; no time lies beyond that.
+
+        ``boundaries`` are the encoder frames at which segments ended.
+        """
         best = hyps.best
         nbest = hyps.nbest[: options.n_best]
         texts = [self.tokenizer.decode(hyp.tokens) for hyp in nbest]
@@ -90,7 +95,9 @@ class OutputProcessor:
             finished=True,
             is_segment_final=True,
             stable_prefix_chars=len(texts[0]),
-            segments=_segments(texts[0], times, words, duration),
+            segments=self._cut_segments(best, boundaries, options, duration)
+            if boundaries
+            else _segments(texts[0], times, words, duration),
             words=words,
             timestamps=[start for start, _ in times] if times is not None else None,
             confidence=math.fsum(posteriors) / len(posteriors) if posteriors else None,
@@ -100,6 +107,18 @@ class OutputProcessor:
             unencoded_hotwords=list(hyps.unencoded_hotwords),
             finish_reason="length" if hyps.reached_cap and finish_reason == "stop" else finish_reason,
         )
+
+    def segments(self, hyp: Hypothesis, options: DecodingOptions, duration: float) -> list[Segment]:
+        """A finished part of a hypothesis, as one segment; none without text."""
+        text = self.tokenizer.decode(hyp.tokens)
+        times = token_times(hyp.frames, self.frame_seconds, duration) if hyp.frames is not None else None
+        words = self._words(text, hyp, times, _posteriors(hyp)) if options.word_timestamps else None
+        return _segments(text, times, words, duration)
+
+    def _cut_segments(
+        self, best: Hypothesis, boundaries: Sequence[int], options: DecodingOptions, duration: float
+    ) -> list[Segment]:
+        return [segment for part in cut(best, boundaries) for segment in self.segments(part, options, duration)]
 
     def _advance_stable(self, state: TextState, tokens: Sequence[int]) -> None:
         new = [int(token) for token in tokens[state.stable_tokens :]]

@@ -51,6 +51,7 @@ class DecodingOptions(BaseModel):
     prompt: str | None = Field(None, description="Text that conditions the decoder.")
     task: str | None = Field(None, description="transcribe or translate.")
     language: str | None = Field(None, description="Primary language subtag, lower case.")
+    endpointing: bool | None = Field(None, description="Report ends of segments; None: as the engine is configured.")
     hotwords: Hotwords = Field((), description="Phrases to prefer: strings, or mappings with phrase and boost.")
     extra: dict[str, Any] = Field(default_factory=dict, description="A strategy's own per-request options.")
 

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
+
+from oasr_core.decoding.endpoint import DEFAULT_RULES, EndpointRule
+
+
+class EndpointOptions(BaseModel):
+    """Where a stream's segments end."""
+
+    endpointing: bool = Field(False, description="Report the ends of segments in streams.")
+    endpoint_rules: list[EndpointRule] = Field(
+        default_factory=lambda: list(DEFAULT_RULES), min_length=1, description="A segment ends when one rule holds."
+    )
+    endpoint_reset: Literal["none", "decoder"] = Field(
+        "none",
+        description="decoder: search anew behind an endpoint; forgets beam and context, words may change.",
+    )
 
 
 class DecodeOptions(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -9,7 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from oasr_core.decoding.base import DecodeStrategy, Hypotheses, Session
+from oasr_core.decoding.base import DecodeStrategy, Hypotheses, Hypothesis, Session
+from oasr_core.decoding.endpoint import Endpointer, joined, part
+from oasr_core.decoding.options import EndpointOptions
 from oasr_core.errors import PluginContractError
 from oasr_core.executors.failures import failed
 from oasr_core.frontend.input import InputProcessor
@@ -38,6 +41,14 @@ class _Live:
     features: FeatureStream
     session: Session
     text: TextState
+    endpointer: Endpointer | None = None
+    #: What was said before the decoder was reset, and the encoder frame at which it was.
+    before: Hypothesis | None = None
+    reset_frame: int = 0
+
+    def whole(self, hyps: Hypotheses) -> Hypotheses:
+        """Hypotheses of the whole stream."""
+        return hyps if self.before is None else joined(self.before, hyps, self.reset_frame)
 
 
 class StreamingExecutor:
@@ -51,6 +62,7 @@ class StreamingExecutor:
         strategy: DecodeStrategy,
         outputs: OutputProcessor,
         *,
+        endpointing: EndpointOptions,
         partial_interval: int = 1,
     ) -> None:
         self._inputs = inputs
@@ -60,6 +72,8 @@ class StreamingExecutor:
         self._strategy = strategy
         self._outputs = outputs
         self._partial_interval = partial_interval
+        self._endpointing = endpointing
+        self._frame_seconds = inputs.frontend.frame_seconds * runner.encoder.subsampling_rate
         self._live: dict[str, _Live] = {}
 
     def open(self, request: Request) -> None:
@@ -73,7 +87,11 @@ class StreamingExecutor:
             undo.pop_all()
         request.features = features
         request.state = RequestState.RUNNING
-        self._live[request.request_id] = _Live(request, features, session, text)
+        wanted = request.decoding.endpointing
+        endpointer = None
+        if self._endpointing.endpointing if wanted is None else wanted:
+            endpointer = Endpointer(self._endpointing.endpoint_rules, self._frame_seconds)
+        self._live[request.request_id] = _Live(request, features, session, text, endpointer)
 
     def is_open(self, request: Request) -> bool:
         """Whether an admitted stream has been given its state."""
@@ -210,7 +228,7 @@ class StreamingExecutor:
             if ended:
                 self._finish(stream, hyps, "stop", step)
             else:
-                self._partial(stream, hyps, step)
+                self._partial(stream, stream.whole(hyps), step)
 
     def _is_last(self, stream: _Live) -> bool:
         """Whether nothing can follow the window that the stream is about to consume."""
@@ -223,16 +241,33 @@ class StreamingExecutor:
         stream.features.advance(self._geometry.stride)
 
     def _partial(self, stream: _Live, hyps: Hypotheses, step: StreamingStep) -> None:
+        """What a chunk changed: a partial where one is due, and always where a segment ends."""
         request = stream.request
         request.chunks_decoded += 1
-        if self._partial_interval <= 0 or request.chunks_decoded % self._partial_interval:
-            return
         try:
+            commit = None if stream.endpointer is None else stream.endpointer.update(hyps, request.offset)
+            due = self._partial_interval > 0 and request.chunks_decoded % self._partial_interval == 0
+            if commit is None and not due:
+                return
             output = self._outputs.partial(stream.text, request.request_id, hyps, request.decoding)
+            if commit is not None:
+                output.is_segment_final = True
+                said = part(hyps.best, commit.first, commit.last)
+                duration = request.num_samples / self._inputs.frontend.sample_rate
+                output.segments = self._outputs.segments(said, request.decoding, duration)
+                if self._endpointing.endpoint_reset == "decoder":
+                    self._reset(stream, hyps.best)
         except Exception as error:
             step.outputs += self._failed([stream], "streaming_forward", error)
         else:
             step.outputs.append(output)
+
+    def _reset(self, stream: _Live, best: Hypothesis) -> None:
+        """Begin the search anew behind everything said so far; encoder and positions go on."""
+        self._strategy.close(stream.session)
+        stream.session = self._strategy.open(stream.request.decoding)
+        stream.before = copy.deepcopy(best)
+        stream.reset_frame = stream.request.offset
 
     def _finish(self, stream: _Live, hyps: Hypotheses | None, reason: FinishReason, step: StreamingStep) -> None:
         """The terminal output; without ``hyps`` what the session holds."""
@@ -240,9 +275,14 @@ class StreamingExecutor:
         step.progressed = True
         duration = request.num_samples / self._inputs.frontend.sample_rate
         try:
-            hyps = self._strategy.current(stream.session) if hyps is None else hyps
+            hyps = stream.whole(self._strategy.current(stream.session) if hyps is None else hyps)
             output = self._outputs.final(
-                request.request_id, hyps, request.decoding, finish_reason=reason, duration=duration
+                request.request_id,
+                hyps,
+                request.decoding,
+                finish_reason=reason,
+                duration=duration,
+                boundaries=stream.endpointer.boundaries if stream.endpointer is not None else (),
             )
         except Exception as error:
             step.outputs += self._failed([stream], "streaming_forward", error)
