@@ -223,6 +223,10 @@ def _decode_soundfile(name: str, file: BinaryIO, channel: Channel) -> Audio:
         _check_channel(name, channel, sound.channels)
         pieces = []
         try:
+            if sound.format == "OGG" and sound.seekable():
+                # Unless it has sought, libsndfile gives the samples that an Opus encoder puts before the sound (its
+                # pre-skip) where the first page's position is not the number of samples so far.
+                sound.seek(0)
             while len(block := sound.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
                 pieces.append(_pick(block.T, channel))
         except soundfile.LibsndfileError as error:

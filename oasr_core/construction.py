@@ -142,6 +142,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     model, report = load_model(bundle)
     registry("models").check_part(bundle.architecture, "encoder", model.encoder)
     _check_interfaces(model, strategy_cls, config.decode_method)
+    _check_features(frontend, model, bundle)
     parameters = sum(bundle.state_dict[name].numel() for name in report.mapped)
     bundle.state_dict = {}  # the model has its own copy after the cast
     model.eval().requires_grad_(False).to(dtype).to(device)
@@ -232,7 +233,7 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device={name!r} is not a device: {error}") from error
+        raise ConfigError(f"device={name!r} is not a device; allowed: auto, cpu, cuda, cuda:N.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={name!r} was asked for and CUDA is not available; set device='cpu' or 'auto'.")
     return device
@@ -309,6 +310,21 @@ def parse_options(cls: type[_Options], values: Any, owner: str) -> _Options:
             else:
                 lines.append(f"{name}: {finding['msg'].removeprefix('Value error, ')} (got {finding['input']!r})")
         raise ConfigError(f"{owner}: " + "; ".join(lines)) from error
+
+
+def _check_features(frontend: FeatureFrontend, model: BaseAsrModel, bundle: CheckpointBundle) -> None:
+    """An overridden frontend still has to give the frames that the encoder takes, at the rate it was trained on."""
+    if frontend.feature_dim != model.encoder.feature_dim:
+        raise ConfigError(
+            f"the model takes {model.encoder.feature_dim} features a frame and feature_config gives "
+            f"{frontend.feature_dim}; leave num_mel_bins, lfr_m and use_energy as the checkpoint has them."
+        )
+    trained = bundle.feature.options.get("sample_rate", frontend.sample_rate)
+    if frontend.sample_rate != trained:
+        raise ConfigError(
+            f"the model was trained at {trained} Hz and feature_config says {frontend.sample_rate} Hz; declare the "
+            "rate of your audio with sample_rate on the request instead."
+        )
 
 
 def _check_interfaces(model: BaseAsrModel, strategy: type[DecodeStrategy], method: str) -> None:

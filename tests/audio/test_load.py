@@ -6,6 +6,7 @@ import io
 import logging
 import os
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -276,6 +277,34 @@ def test_one_recording_in_three_formats(shared_fixtures):
 
 def test_vorbis(tone):
     same_sound(load_audio(io.BytesIO(written(tone(32000), "OGG"))).samples, tone(32000), 0.03, 0)
+
+
+def opus_without_times(sound):
+    """Opus in Ogg, ``(n,)`` at 48 kHz, whose frames had no times: page positions begin elsewhere than at 0."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="ogg") as container:
+        stream = container.add_stream("libopus", rate=48000, layout="mono")
+        converter = av.AudioResampler(format=stream.format, layout="mono", rate=48000)
+        for start in range(0, len(sound), 960):
+            frame = av.AudioFrame.from_ndarray(sound[None, start : start + 960], format="fltp", layout="mono")
+            frame.sample_rate = 48000
+            for converted in converter.resample(frame):
+                converted.pts = None
+                container.mux(stream.encode(converted))
+        container.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("start", [24000, 330000], ids=["head", "tail"])
+def test_opus_begins_where_the_sound_does(start):
+    """The samples that an Opus encoder puts before the sound are dropped, whatever the positions of the pages."""
+    noise = np.random.default_rng(0).standard_normal(8 * 48000)
+    sound = (0.3 * np.convolve(noise, np.ones(12) / 12, "same")).astype(np.float32)
+    decoded = load_audio(io.BytesIO(opus_without_times(sound))).samples
+    assert len(decoded) == len(sound)
+    part = sound[start : start + 40000]
+    likeness = np.correlate(decoded[start - 400 : start + 40400], part)
+    assert likeness.argmax() == 400
 
 
 def test_a_damaged_packet_is_skipped_and_told(tone, encode, caplog):

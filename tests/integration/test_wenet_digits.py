@@ -151,3 +151,16 @@ def test_an_offline_only_checkpoint_says_so(wenet_digits):
     with ASREngine(EngineConfig(ckpt_dir=folder, device="cpu", gc_freeze=False)) as engine:
         assert not engine.can_stream
         assert isinstance(engine.transcribe(torch.zeros(16000)), str)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"num_mel_bins": 40}, "takes 80 features a frame and feature_config gives 40"),
+        ({"lfr_m": 4}, "takes 80 features a frame and feature_config gives 320"),
+        ({"sample_rate": 8000}, "trained at 16000 Hz and feature_config says 8000 Hz"),
+    ],
+)
+def test_features_that_the_model_cannot_take_are_refused(wenet_digits, features, message):
+    with pytest.raises(ConfigError, match=message):
+        ASREngine(EngineConfig(ckpt_dir=wenet_digits, device="cpu", feature_config=features))

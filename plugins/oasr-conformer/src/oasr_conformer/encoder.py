@@ -56,7 +56,7 @@ class ConformerEncoder(BaseEncoder):
     def __init__(self, config: EncoderConfig, input_dim: int, *, cmvn: bool) -> None:
         super().__init__()
         self.config = config
-        self.input_dim = input_dim
+        self.feature_dim = input_dim
         self.global_cmvn = GlobalCmvn(input_dim) if cmvn else None
         self.embed = Subsampling(config.input_layer, input_dim, config.output_size)
         layer = ConformerLayer if config.kind == "conformer" else TransformerLayer
