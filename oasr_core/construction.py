@@ -162,23 +162,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     offline = None if no_offline else OfflineExecutor(inputs, runner, strategy, outputs, scheduler)
     streaming = None
     if not no_streaming:
-        settings = config.options(StreamingOptions)
-        probe_seconds = None if no_offline else frontend.window_seconds or _PROBE_SECONDS
-        backend = runner.enable_streaming(
-            settings,
-            config.options(CacheOptions),
-            config.max_batch_size,
-            probe_frames=None if probe_seconds is None else round(probe_seconds / frontend.frame_seconds),
-        )
-        streaming = StreamingExecutor(
-            inputs,
-            runner,
-            backend,
-            strategy,
-            outputs,
-            endpointing=config.options(EndpointOptions),
-            partial_interval=settings.partial_decode_interval,
-        )
+        streaming = build_streaming(config, inputs, runner, strategy, outputs, offline=offline is not None)
     buffers = AudioBuffers(
         device, frontend.sample_rate, config.max_pinned_audio_seconds, config.max_pinned_audio_total_seconds
     )
@@ -207,6 +191,34 @@ def build_parts(config: EngineConfig) -> EngineParts:
     for plugin in active_plugins():
         logger.info("plugin: %s", plugin)
     return parts
+
+
+def build_streaming(
+    config: EngineConfig,
+    inputs: InputProcessor,
+    runner: ModelRunner,
+    strategy: DecodeStrategy,
+    outputs: OutputProcessor,
+    *,
+    offline: bool,
+) -> StreamingExecutor:
+    """State store, backend and executor of the streams; ``offline``: the memory probe allows for offline forwards."""
+    settings, frontend = config.options(StreamingOptions), inputs.frontend
+    probe_frames = None
+    if offline:
+        probe_frames = round((frontend.window_seconds or _PROBE_SECONDS) / frontend.frame_seconds)
+    backend = runner.enable_streaming(
+        settings, config.options(CacheOptions), config.max_batch_size, probe_frames=probe_frames
+    )
+    return StreamingExecutor(
+        inputs,
+        runner,
+        backend,
+        strategy,
+        outputs,
+        endpointing=config.options(EndpointOptions),
+        partial_interval=settings.partial_decode_interval,
+    )
 
 
 def adopted_values(config: EngineConfig, bundle: CheckpointBundle) -> dict[str, Any]:

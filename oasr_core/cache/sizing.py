@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oasr_core.cache.options import CacheOptions
@@ -37,6 +37,11 @@ class CacheConfig:
     prefilled: bool
     recycle: bool
     element_size: int
+
+    @property
+    def bounded(self) -> bool:
+        """Whether a stream's history has a bound of its own."""
+        return self.left_frames is not None
 
     @property
     def capacity_frames(self) -> int:
@@ -79,80 +84,80 @@ def build_cache_config(
 
     ``available_bytes`` bounds a derived pool (``max_num_blocks`` unset); ``None`` means nothing to measure against.
     """
-    block = options.block_size_frames if "block_size_frames" in options.model_fields_set else max(chunk_size, 1)
-    if spec.window is not None:
-        if num_left_chunks >= 0:
-            logger.warning(
-                "num_left_chunks=%d is ignored: this encoder was trained with a window of %d frames",
-                num_left_chunks,
-                spec.window,
-            )
-        block = chunk_size
-    if chunk_size > block:
-        raise CacheGeometryError(
-            f"chunk_size={chunk_size} is larger than block_size_frames={block}: a chunk has to fit into a block. "
-            f"Set block_size_frames to {chunk_size} or more, or leave it unset."
-        )
+    block = _block_frames(spec, options, chunk_size, num_left_chunks)
     per_stream = blocks_per_stream(spec, options, chunk_size, num_left_chunks, block)
-    bounded = spec.window is not None or num_left_chunks >= 0
-    if bounded and options.max_blocks_per_seq < per_stream:
+    left = spec.window if spec.window is not None else (chunk_size * num_left_chunks if num_left_chunks >= 0 else None)
+    ceiling = CacheConfig(
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        key_bias=spec.key_bias,
+        block_frames=block,
+        blocks_per_seq=per_stream,
+        num_blocks=max_streams * per_stream,
+        max_streams=max_streams,
+        chunk_size=chunk_size,
+        left_frames=left,
+        prefilled=spec.prefilled,
+        recycle=options.recycle_streaming_history,
+        element_size=element_size,
+    )
+    if ceiling.bounded and options.max_blocks_per_seq < per_stream:
         raise CacheGeometryError(
             f"max_blocks_per_seq={options.max_blocks_per_seq} is less than the {per_stream} blocks that "
             f"num_left_chunks={num_left_chunks} with chunk_size={chunk_size} needs per stream."
         )
-    left = spec.window if spec.window is not None else (chunk_size * num_left_chunks if bounded else None)
-
-    def config(blocks_per_seq: int, num_blocks: int) -> CacheConfig:
-        return CacheConfig(
-            layers=spec.layers,
-            kv_heads=spec.kv_heads,
-            head_dim=spec.head_dim,
-            key_bias=spec.key_bias,
-            block_frames=block,
-            blocks_per_seq=blocks_per_seq,
-            num_blocks=num_blocks,
-            max_streams=max_streams,
-            chunk_size=chunk_size,
-            left_frames=left,
-            prefilled=spec.prefilled,
-            recycle=options.recycle_streaming_history,
-            element_size=element_size,
-        )
-
-    if (
-        spec.window is not None
-        and "block_size_frames" in options.model_fields_set
-        and options.block_size_frames != block
-    ):
-        logger.warning("block_size_frames=%d is ignored: a trained window pages by chunk", options.block_size_frames)
-    ceiling = max_streams * per_stream
     if options.max_num_blocks is not None:
-        share = options.max_num_blocks // max_streams
-        if bounded and share < per_stream:
-            raise CacheGeometryError(
-                f"max_num_blocks={options.max_num_blocks} gives each of {max_streams} streams {share} blocks; "
-                f"num_left_chunks={num_left_chunks} with chunk_size={chunk_size} needs {per_stream} "
-                f"each, {ceiling} in all."
-            )
-        if share < 1:
-            raise CacheGeometryError(
-                f"max_num_blocks={options.max_num_blocks} is less than max_batch_size={max_streams}: "
-                "not one block a stream."
-            )
-        return check_recycling(config(min(share, per_stream), options.max_num_blocks))
-    if available_bytes is None:
-        return config(per_stream, ceiling)
-    fitting = min(available_bytes // config(per_stream, 0).bytes_per_block, ceiling)
-    minimum = ceiling if bounded else max_streams * 2
+        return check_recycling(_explicit_pool(ceiling, options.max_num_blocks))
+    return ceiling if available_bytes is None else _derived_pool(ceiling, available_bytes)
+
+
+def _block_frames(spec: PagedKV, options: CacheOptions, chunk_size: int, num_left_chunks: int) -> int:
+    """Frames per block: what is set, else the chunk; a trained window pages by chunk and says what it ignores."""
+    given = options.block_size_frames if "block_size_frames" in options.model_fields_set else chunk_size
+    if spec.window is not None:
+        ignored = {"num_left_chunks": num_left_chunks} if num_left_chunks >= 0 else {}
+        ignored |= {"block_size_frames": given} if given != chunk_size else {}
+        for name, value in ignored.items():
+            logger.warning("%s=%d is ignored: this encoder was trained with a window of %d", name, value, spec.window)
+        return chunk_size
+    if chunk_size > given:
+        raise CacheGeometryError(
+            f"chunk_size={chunk_size} is larger than block_size_frames={given}: a chunk has to fit into a block. "
+            f"Set block_size_frames to {chunk_size} or more, or leave it unset."
+        )
+    return given
+
+
+def _explicit_pool(ceiling: CacheConfig, num_blocks: int) -> CacheConfig:
+    """A pool of ``max_num_blocks``: each stream is capped at its share."""
+    streams, wanted = ceiling.max_streams, ceiling.blocks_per_seq
+    share = num_blocks // streams
+    if ceiling.bounded and share < wanted:
+        raise CacheGeometryError(
+            f"max_num_blocks={num_blocks} gives each of {streams} streams {share} blocks; {ceiling.left_frames} frames "
+            f"of left context with chunk_size={ceiling.chunk_size} needs {wanted} each, {ceiling.num_blocks} in all."
+        )
+    if share < 1:
+        raise CacheGeometryError(
+            f"max_num_blocks={num_blocks} is less than max_batch_size={streams}: not one block a stream. Raise "
+            "max_num_blocks or lower max_batch_size."
+        )
+    return replace(ceiling, blocks_per_seq=min(share, wanted), num_blocks=num_blocks)
+
+
+def _derived_pool(ceiling: CacheConfig, available_bytes: int) -> CacheConfig:
+    """As many blocks as memory allows, up to what the block table can address."""
+    fitting = min(available_bytes // ceiling.bytes_per_block, ceiling.num_blocks)
+    minimum = ceiling.num_blocks if ceiling.bounded else ceiling.max_streams * 2
     if fitting < minimum:
         raise CacheGeometryError(
-            f"the paged KV pool does not fit: {available_bytes / 2**20:.0f} MiB available, "
-            f"{config(per_stream, 0).bytes_per_block} bytes a block, at least {minimum} blocks for "
-            f"{max_streams} streams. Lower "
-            "max_batch_size or num_left_chunks, raise gpu_memory_utilization or "
-            "cpu_memory_utilization, or set max_num_blocks."
+            f"the paged KV pool does not fit: {available_bytes / 2**20:.0f} MiB available, {ceiling.bytes_per_block} "
+            f"bytes a block, at least {minimum} blocks for {ceiling.max_streams} streams. Lower max_batch_size or "
+            "num_left_chunks, raise gpu_memory_utilization or cpu_memory_utilization, or set max_num_blocks."
         )
-    return config(min(per_stream, fitting // max_streams), fitting)
+    share = min(ceiling.blocks_per_seq, fitting // ceiling.max_streams)
+    return replace(ceiling, blocks_per_seq=share, num_blocks=fitting)
 
 
 def check_recycling(config: CacheConfig) -> CacheConfig:

@@ -273,7 +273,8 @@ def test_an_engine_that_nobody_closed_leaves_nothing(marker_dir):
     deadline = time.monotonic() + 5
     while threading.active_count() > threads and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert (threading.active_count(), gc_freeze.holders()) == (threads, holders)
+    assert threading.active_count() <= threads
+    assert gc_freeze.holders() <= holders
 
 
 @pytest.mark.parametrize(
