@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PLUGINS := oasr-ctc oasr-conformer oasr-demo-digits
+PLUGINS := oasr-ctc oasr-conformer oasr-transducer oasr-zipformer oasr-demo-digits
 PACKAGES := -e .[audio] $(PLUGINS:%=-e plugins/%)
 DEV_PACKAGES := -e .[audio,dev] $(PLUGINS:%=-e plugins/%)
 SOURCES := $(wildcard pyproject.toml constraints.txt plugins/*/pyproject.toml)

@@ -166,6 +166,8 @@ def _opener(source: str | os.PathLike[str] | BinaryIO) -> tuple[str, Callable[[]
         if not isinstance(data, bytes | bytearray):
             raise InvalidAudioError(f"{name} gives {type(data).__name__}, not bytes; open it in binary mode")
         if not data:
+            if name == "'<stdin>'":
+                raise InvalidAudioError("standard input gave no data; pipe a recording into it")
             raise InvalidAudioError(f"{name} is empty from where it stands; rewind it or give another")
         return name, lambda: io.BytesIO(data)
     path = os.fspath(source)

@@ -254,10 +254,13 @@ def _decode_aliases(values: dict[str, Any]) -> dict[str, Any]:
         if values.get("decode_method", method) != method:
             raise ValueError(f"decoder_type={decoder_type!r} contradicts decode_method={values['decode_method']!r}.")
         values["decode_method"] = method
-    merged: dict[str, Any] = dict(values.get("decode_options") or {})
+    options = values.get("decode_options")
+    if options is not None and not isinstance(options, Mapping):
+        return values  # the field's own check refuses it
+    merged: dict[str, Any] = dict(options or {})
     for alias in ("ctc_decoder_config", "wfst_decoder_config", "fst_path"):
         given = values.get(alias)
-        if given is None:
+        if given is None or (alias != "fst_path" and not isinstance(given, Mapping | BaseModel)):
             continue
         wfst = alias != "ctc_decoder_config"
         method = values.setdefault("decode_method", "ctc_wfst" if alias == "wfst_decoder_config" else "ctc")

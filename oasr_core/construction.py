@@ -26,7 +26,7 @@ from oasr_core.frontend.pinned import AudioBuffers
 from oasr_core.graphs.backends import EagerBackend, GraphBackend
 from oasr_core.graphs.options import GraphOptions
 from oasr_core.model_runner import ModelRunner
-from oasr_core.models.base import BaseAsrModel
+from oasr_core.models.base import BaseAsrModel, PagedKV
 from oasr_core.outputs import OutputProcessor
 from oasr_core.registry import active_plugins, registry
 from oasr_core.request import DecodingOptions
@@ -143,6 +143,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     registry("models").check_part(bundle.architecture, "encoder", model.encoder)
     _check_interfaces(model, strategy_cls, config.decode_method)
     _check_features(frontend, model, bundle)
+    _check_left_context(config, model, bundle)
     parameters = sum(bundle.state_dict[name].numel() for name in report.mapped)
     bundle.state_dict = {}  # the model has its own copy after the cast
     model.eval().requires_grad_(False).to(dtype).to(device)
@@ -336,6 +337,18 @@ def _check_features(frontend: FeatureFrontend, model: BaseAsrModel, bundle: Chec
         raise ConfigError(
             f"the model was trained at {trained} Hz and feature_config says {frontend.sample_rate} Hz; declare the "
             "rate of your audio with sample_rate on the request instead."
+        )
+
+
+def _check_left_context(config: EngineConfig, model: BaseAsrModel, bundle: CheckpointBundle) -> None:
+    """State of fixed extent has its left context from the weights; another one cannot be had by a setting."""
+    specs = model.encoder.state_specs
+    trained = bundle.decoding.num_left_chunks
+    fixed = model.encoder.streaming_kind != "none" and not any(isinstance(spec, PagedKV) for spec in specs)
+    if fixed and trained is not None and config.num_left_chunks != trained:
+        raise ConfigError(
+            f"num_left_chunks={config.num_left_chunks}: the left context of this {model.architecture} checkpoint is fixed "
+            f"({trained} chunks of its own size); leave num_left_chunks unset."
         )
 
 

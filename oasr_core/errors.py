@@ -86,8 +86,15 @@ class PluginSelectionError(PluginError, ValueError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string."""
-    match = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    """Return ``" Did you mean 'x'?"`` for the nearest known name, or an empty string.
+
+    Where no whole name is near, the first part of one may be: ``beem`` is near ``beam_size``.
+    """
+    names = list(known)
+    match = get_close_matches(name, names, n=1, cutoff=0.6)
+    if not match:
+        stems = {each.partition("_")[0]: each for each in reversed(names) if "_" in each}
+        match = [stems[stem] for stem in get_close_matches(name, list(stems), n=1, cutoff=0.7)]
     return f" Did you mean {match[0]!r}?" if match else ""
 
 

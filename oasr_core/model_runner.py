@@ -12,7 +12,7 @@ from oasr_core.cache.options import CacheOptions
 from oasr_core.cache.sizing import CacheConfig, available_on_cpu, available_on_cuda, build_cache_config
 from oasr_core.cache.store import StreamStateStore
 from oasr_core.decoding.base import Consumes
-from oasr_core.errors import ConfigError
+from oasr_core.errors import ConfigError, PluginContractError
 from oasr_core.graphs.backends import GraphBackend
 from oasr_core.models.base import BaseAsrModel, EncoderBatch, EncoderOutput, PagedKV, Slot
 from oasr_core.registry import registry
@@ -95,7 +95,14 @@ class ModelRunner:
             packed=packed,
         )
         key = ("offline", tuple(features.shape), packed)
-        return self._graphs.run(key, lambda: self._head(self.encoder.encode(batch)))
+        out = self._graphs.run(key, lambda: self._head(self.encoder.encode(batch)))
+        promised = max(self.encoder.output_frames(length) for length in lengths)
+        if promised > out.hidden.shape[1]:
+            raise PluginContractError(
+                f"{type(self.encoder).__name__}.encode gave {out.hidden.shape[1]} frames, output_frames() promises "
+                f"{promised}."
+            )
+        return out
 
     @torch.inference_mode()
     def forward_streaming(self, chunks: Sequence[StreamChunk]) -> EncoderOutput:

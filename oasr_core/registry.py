@@ -13,7 +13,7 @@ from oasr_core._plugins import catalogue, loader
 from oasr_core._plugins.axes import AXES, Axis
 from oasr_core._plugins.catalogue import IN_PROCESS, Entry
 from oasr_core._plugins.contract import OasrPluginWarning
-from oasr_core._plugins.registry import REGISTRIES, Registry, install_hint
+from oasr_core._plugins.registry import REGISTRIES, Registry, how_to_install, install_hint
 from oasr_core._plugins.settings import configure_plugins
 from oasr_core.errors import UnknownPluginError, did_you_mean
 
@@ -27,6 +27,7 @@ __all__ = [
     "Registry",
     "active_plugins",
     "configure_plugins",
+    "how_to_install",
     "install_hint",
     "refresh_plugins",
     "register_batching_policy",

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from oasr_core.errors import RequestRefusedError, did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +56,27 @@ class DecodingOptions(BaseModel):
     endpointing: bool | None = Field(None, description="Report ends of segments; None: as the engine is configured.")
     hotwords: Hotwords = Field((), description="Phrases to prefer: strings, or mappings with phrase and boost.")
     extra: dict[str, Any] = Field(default_factory=dict, description="A strategy's own per-request options.")
+
+    def __init__(self, **values: Any) -> None:
+        """Raises ``RequestRefusedError`` for an unknown option or a value out of range."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise RequestRefusedError(_explain(error)) from error
+
+
+def _explain(error: ValidationError) -> str:
+    """All findings of a validation in one readable message."""
+    lines = []
+    for finding in error.errors():
+        name = ".".join(str(part) for part in finding["loc"])
+        if finding["type"] == "extra_forbidden":
+            known = DecodingOptions.model_fields if len(finding["loc"]) == 1 else Hotword.model_fields
+            hint = did_you_mean(str(finding["loc"][-1]), known)
+            lines.append(f"unknown option {name!r}; known: {', '.join(known)}.{hint}")
+        else:
+            lines.append(f"{name}: {finding['msg']} (got {finding['input']!r})")
+    return "invalid decoding options: " + "; ".join(lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,3 +130,17 @@ FIRST_PARTY: Mapping[str, str] = {
     "commands/serve": "oasr-server",
     "commands/ray": "oasr-ray",
 }
+
+#: First-party distributions that this repository does not hold yet.
+PLANNED = frozenset(
+    {
+        "oasr-llm",
+        "oasr-nemotron",
+        "oasr-paraformer",
+        "oasr-ray",
+        "oasr-server",
+        "oasr-vad",
+        "oasr-wfst",
+        "oasr-whisper",
+    }
+)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 
 def describe_object(obj: Any, module: ModuleType | None) -> dict[str, Any]:
@@ -50,7 +50,19 @@ def _fields(options: Any) -> list[dict[str, Any]]:
 
 
 def _type_name(annotation: Any) -> str:
-    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
+    """As it is written in source, without modules and without what ``Annotated`` adds."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_name(arguments[0])
+    if origin in (Union, UnionType):
+        return " | ".join(_type_name(part) for part in arguments)
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, arguments))}]"
+    if isinstance(origin, type) and arguments and not any(isinstance(part, list) for part in arguments):
+        return f"{origin.__name__}[{', '.join('...' if part is ... else _type_name(part) for part in arguments)}]"
+    if annotation is None or annotation is NoneType:
+        return "None"
+    if isinstance(annotation, type) and origin is None:
         return annotation.__name__
     return str(annotation).replace("typing.", "")
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from oasr_core._plugins import catalogue as installed
 from oasr_core._plugins import loader
-from oasr_core._plugins.axes import AXES, FIRST_PARTY, Axis
+from oasr_core._plugins.axes import AXES, FIRST_PARTY, PLANNED, Axis
 from oasr_core._plugins.catalogue import IN_PROCESS, Entry
 from oasr_core._plugins.contract import OasrPluginWarning, check_class, check_object, declared_api, import_contract
 from oasr_core._plugins.describe import describe_object
@@ -254,7 +254,12 @@ def install_hint(axis: str, name: str) -> str:
     distribution = FIRST_PARTY.get(f"{axis}/{name}")
     if distribution is None:
         return ""
-    return f" It comes with {distribution}: pip install {distribution}"
+    return f" It comes with {distribution}: {how_to_install(distribution)}"
+
+
+def how_to_install(distribution: str) -> str:
+    """``"pip install X"``, with a reservation for first-party distributions that are planned only."""
+    return f"pip install {distribution}" + (", where it is published" if distribution in PLANNED else "")
 
 
 _reported: tuple[Settings, object] | None = None

@@ -151,7 +151,10 @@ def save_native(
         for role, name in names.items():
             _copy(bundle.tokenizer.files[role], directory / name)
         partial = directory / f"{WEIGHTS_NAME}.partial"
+        partial.touch()
+        mode = partial.stat().st_mode  # as the umask has it; safetensors writes a file for its owner alone
         save_file(weights, partial, metadata={"format": "pt"})
+        partial.chmod(mode)
         os.replace(partial, directory / WEIGHTS_NAME)
         config = _native_config(bundle, directory, names)
         partial = directory / f"{CONFIG_NAME}.partial"

@@ -84,7 +84,10 @@ class CheckpointPeek:
                     f"{name!r} points outside of the checkpoint {self.directory}, and {base!r} is not in it. "
                     "Only files of the checkpoint are read: put the file beside its configuration."
                 )
-            raise CheckpointError(f"{name!r} is not in {self.path}.{did_you_mean(base, self.files())}")
+            there = ", ".join(self.files()[:12]) or "no files"
+            raise CheckpointError(
+                f"{name!r} is not in {self.path} (it has: {there}).{did_you_mean(base, self.files())}"
+            )
         return self._checked(found)
 
     def file(self, name: str) -> Path:
@@ -132,7 +135,7 @@ class CheckpointPeek:
         try:
             return yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{self.directory / name} is not valid YAML: {error}.") from error
+            raise CheckpointError(f"{self.directory / name} is not valid YAML: {_fault(error)}.") from error
 
     def tensors(self, name: str, key: str | None = None) -> Mapping[str, TensorInfo]:
         """Names, shapes and dtypes of a weights file, from its header alone.
@@ -157,6 +160,14 @@ class CheckpointPeek:
             raise CheckpointError(
                 f"{path} is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}."
             ) from error
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a YAML text, in one line, and in which line of it."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or not problem:
+        return " ".join(str(error).split()) or "nested too deep"
+    return f"line {mark.line + 1}: {problem} (column {mark.column + 1})"
 
 
 def _walk(root: Path) -> Iterator[str]:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from oasr_core.checkpoints.bundle import CheckpointBundle
 from oasr_core.checkpoints.converter import CheckpointConverter, Detection
 from oasr_core.checkpoints.first_party import likely_distributions
+from oasr_core.checkpoints.headers import FileKind, file_kind
 from oasr_core.checkpoints.locate import locate_checkpoint
 from oasr_core.checkpoints.native import CONFIG_NAME, NATIVE
 from oasr_core.checkpoints.peek import CheckpointPeek
 from oasr_core.errors import CheckpointError, OasrError, PluginError, did_you_mean
-from oasr_core.registry import install_hint, registry
+from oasr_core.registry import how_to_install, install_hint, registry
 
 logger = logging.getLogger(__name__)
+
+#: What a file that nobody recognises is.
+_KINDS: Final[Mapping[FileKind, str]] = {
+    "torch": "weights saved by torch",
+    "torch-legacy": "saved by torch before 1.6, which is not read",
+    "torchscript": "a TorchScript program",
+    "safetensors": "weights in safetensors",
+    "lfs-pointer": "a Git LFS pointer: run 'git lfs pull'",
+    "unknown": "neither torch nor safetensors weights",
+}
 
 
 @dataclass(frozen=True)
@@ -130,11 +142,15 @@ def _ask(
             choice = Choice(name, converter, peek, checkpoint_name, detection.reason)
             survey.claims.append((detection.rank, choice))
             return
+    except OasrError as error:  # the checkpoint is at fault, which matters where nobody claims it
+        survey.failed.append(f"{_owned(name)}: {error}")
+        logger.info("%s", survey.failed[-1])
+        return
     except Exception as error:  # a broken plugin is reported and does not stop the others
         survey.failed.append(f"{_owned(name)} failed while looking: {type(error).__name__}: {error}")
-        logger.warning("%s", survey.failed[-1], exc_info=not isinstance(error, OasrError))
+        logger.warning("%s", survey.failed[-1], exc_info=True)
         return
-    survey.silent.append(f"{_owned(name)} looked for {'; '.join(converter.looks_for)}")
+    survey.silent.append(_looked_for(name, converter.looks_for))
 
 
 def _winner(path: Path, survey: _Survey) -> Choice:
@@ -150,8 +166,14 @@ def _winner(path: Path, survey: _Survey) -> Choice:
 def _convert(choice: Choice) -> CheckpointBundle:
     try:
         bundle = choice.converter.convert(choice.peek, checkpoint_name=choice.checkpoint_name)
-    except OasrError:
-        raise
+    except OasrError as error:
+        weights = choice.checkpoint_name or choice.converter.default_checkpoint_name
+        if weights is None or choice.peek.exists(weights) or repr(weights) not in str(error):
+            raise
+        raise CheckpointError(
+            f"{error} Weights are read from {weights!r}; name another file of the checkpoint with "
+            "checkpoint_name=FILE (--set checkpoint_name=FILE, or oasr convert --checkpoint-name FILE)."
+        ) from error
     except Exception as error:  # plugins run here: what they raise is reported as theirs
         raise CheckpointError(
             f"{_owned(choice.name)} recognised {choice.peek.path} ({choice.reason}) but failed to convert it: "
@@ -164,19 +186,26 @@ def _convert(choice: Choice) -> CheckpointBundle:
 
 
 def _nobody_claims(path: Path, peek: CheckpointPeek, architecture: str | None, survey: _Survey) -> str:
-    found = ", ".join(peek.files()[:12]) or "no files"
     restricted = f" for architecture {architecture!r}" if architecture else ""
-    lines = [f"No converter{restricted} recognises {path} (it has: {found})."]
-    lines += [f"  - {line}" for line in survey.silent]
-    lines += [f"  - {line}" for line in survey.failed]
-    if not survey.silent and not survey.failed:
-        lines.append("  - no converter is installed")
+    what = f"it has: {', '.join(peek.files()[:12]) or 'no files'}"
+    if not path.is_dir():
+        what = f"it is a file, {_KINDS[file_kind(path)]}"
+    lines = [f"No converter{restricted} recognises {path} ({what})."]
+    native = registry("converters").get(NATIVE)
+    lines += [f"  - {line}" for line in (_looked_for(NATIVE, native.looks_for), *survey.silent, *survey.failed)]
     installed = {entry.distribution for entry in registry("converters").entries()}
     for distribution, marker in likely_distributions(peek):
         if distribution not in installed:
-            lines.append(f"It looks like a checkpoint for {distribution} ({marker}): pip install {distribution}")
-    lines.append("'oasr models' lists what is installed; architecture= skips recognition.")
+            lines.append(f"It looks like a checkpoint for {distribution} ({marker}): {how_to_install(distribution)}")
+    lines.append(
+        "'oasr models' lists what is installed; architecture=NAME (--set architecture=NAME, or oasr convert "
+        "--architecture NAME) skips recognition."
+    )
     return "\n".join(lines)
+
+
+def _looked_for(name: str, markers: Sequence[str]) -> str:
+    return f"{_owned(name)} looked for {'; '.join(markers)}"
 
 
 def _failures(survey: _Survey) -> str:

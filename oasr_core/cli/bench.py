@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oasr_core.cli.load_generator import LoadGenerator, Run, Utterance
+from oasr_core.cli.logs import TRACEBACK_HINT, debug_wanted
 from oasr_core.cli.options import engine_flags, report, resolve_sources
 from oasr_core.errors import ConfigError, OasrError
 
@@ -131,7 +132,10 @@ def bench(
     _write(json.dumps(row, ensure_ascii=False), output)
     for measured in run.measured:
         if measured.error is not None:
-            console.print(f"error: {measured.utterance.audio}: {measured.error}", markup=False, soft_wrap=True)
+            line = f"error: {measured.utterance.audio}: {measured.error}"
+            if "(stage " in measured.error and not debug_wanted():
+                line += f" {TRACEBACK_HINT}"
+            console.print(line, markup=False, soft_wrap=True)
     print_table(console, row, other, compare.name if compare is not None else "")
     raise typer.Exit(1 if results["failed"] else 0)
 

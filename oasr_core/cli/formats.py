@@ -45,12 +45,16 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileResult:
-    """What became of one input file: an output, or the error that stands in its place. ``duration`` in seconds."""
+    """What became of one input file: an output, or the error that stands in its place. ``duration`` in seconds.
+
+    ``hint`` is for whoever reads the error on a terminal.
+    """
 
     file: str
     duration: float | None = None
     output: RequestOutput | None = None
     error: str | None = None
+    hint: str = ""
 
     def transcript(self) -> RequestOutput:
         """The output; raises ``OasrError`` with the file's error where there is none."""
@@ -298,7 +302,7 @@ class ResultWriter:
 
     def _write(self, index: int, result: FileResult) -> None:
         if result.error is not None:
-            self._fail(result.file, result.error)
+            self._fail(result.file, f"{result.error} {result.hint}".rstrip())
         elif result.transcript().finish_reason == "length":
             self._err.write(f"warning: {result.file}: the transcript is cut short, the stream's history is full\n")
         try:
@@ -330,7 +334,9 @@ class ResultWriter:
 
     def _fail(self, file: str, error: str) -> None:
         self.failed += 1
-        self._err.write(f"error: {file}: {error}\n")
+        # The errors of files that cannot be read begin with the file, for those who see nothing else.
+        reason = error.removeprefix("audio file ").removeprefix(f"{file!r} ")
+        self._err.write(f"error: {file}: {reason}\n")
         self._err.flush()
 
 

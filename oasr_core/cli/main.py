@@ -12,7 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from oasr_core.errors import ConfigError, OasrError, PluginError
+from oasr_core.cli.logs import ENV_DEBUG, debug_wanted, log_lines
+from oasr_core.errors import CheckpointError, ConfigError, OasrError, PluginError
 from oasr_core.registry import OasrPluginWarning, registry
 
 #: One line for each first-party command, so that ``oasr --help`` imports none.
@@ -24,8 +25,6 @@ SUMMARIES = {
     ("oasr-core", "models"): "List the pretrained models and model architectures that are installed.",
     ("oasr-core", "config"): "Show the engine's settings and where each value comes from.",
 }
-
-_ENV_DEBUG = "OASR_DEBUG"
 
 
 class CommandGroup(TyperGroup):
@@ -70,9 +69,9 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _set_debug(ctx: typer.Context, wanted: bool) -> None:
+def _set_debug(wanted: bool) -> None:
     if wanted:
-        ctx.obj["debug"] = True
+        os.environ[ENV_DEBUG] = "1"
 
 
 @app.callback()
@@ -88,21 +87,30 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for a failure, 2 for usage, configuration and plugins."""
+    """Run the command line; returns the exit code.
+
+    0, 1 for a failure, 2 for usage, configuration, checkpoints and plugins.
+    """
     command = typer.main.get_command(app)
-    state = {"debug": os.environ.get(_ENV_DEBUG, "") not in ("", "0")}
+    debug = os.environ.get(ENV_DEBUG)
     with warnings.catch_warnings():
         _show_plugin_warnings_plainly()
         try:
-            command.main(args=None if arguments is None else list(arguments), prog_name="oasr", obj=state)
+            with log_lines():
+                command.main(args=None if arguments is None else list(arguments), prog_name="oasr")
         except SystemExit as stop:
             return _exit_code(stop.code)
         except OasrError as error:
-            if state["debug"]:
+            if debug_wanted():
                 traceback.print_exc()
             else:
                 print(f"error: {error}", file=sys.stderr)
-            return 2 if isinstance(error, (ConfigError, PluginError)) else 1
+            return 2 if isinstance(error, (ConfigError, PluginError, CheckpointError)) else 1
+        finally:  # what --debug has set ends with this call
+            if debug is None:
+                os.environ.pop(ENV_DEBUG, None)
+            else:
+                os.environ[ENV_DEBUG] = debug
     return 0
 
 

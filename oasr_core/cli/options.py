@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tomllib
 import traceback
@@ -11,8 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oasr_core.cli.logs import debug_wanted
 from oasr_core.config import EngineConfig, Origin, resolve_config
 from oasr_core.errors import ConfigError, OasrError, did_you_mean
+
+_EXAMPLES = {"--set": "max_batch_size=8", "--decode-option": "beam_size=8"}
+#: Options whose names are not those of their fields.
+_OPTION_NAMES = {"ckpt_dir": "--model", "decode_options": "--decode-option", "max_batch_size": "--batch-size"}
+
+
+class Flags(dict[str, Any]):
+    """Fields that the command line sets; ``options`` names the option that gave each."""
+
+    def __init__(self, values: Mapping[str, Any], options: Mapping[str, str]) -> None:
+        super().__init__(values)
+        self.options = dict(options)
 
 
 def parse_assignments(items: Sequence[str], option: str) -> dict[str, Any]:
@@ -26,7 +38,8 @@ def parse_assignments(items: Sequence[str], option: str) -> dict[str, Any]:
         key, equals, value = item.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path):
-            raise ConfigError(f"{option} {item!r}: expected KEY=VALUE, for example {option} max_batch_size=8")
+            example = f"{key.strip()}=VALUE" if key.strip() and not equals else _EXAMPLES.get(option, "KEY=VALUE")
+            raise ConfigError(f"{option} {item!r}: expected KEY=VALUE, for example {option} {example}")
         branch = settings
         for part in path[:-1]:
             below = branch.setdefault(part, {})
@@ -72,7 +85,7 @@ def load_config_file(path: Path) -> dict[str, Any]:
     parsers: dict[str, Callable[[str], Any]] = {
         ".yaml": _parse_yaml,
         ".yml": _parse_yaml,
-        ".toml": tomllib.loads,
+        ".toml": _parse_toml,
         ".json": _parse_json,
     }
     parse = parsers.get(path.suffix.lower())
@@ -97,8 +110,18 @@ def load_config_file(path: Path) -> dict[str, Any]:
     return settings
 
 
+def _parse_toml(text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"it is not valid TOML: {error}") from error
+
+
 def _parse_json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_unique_pairs)
+    try:
+        return json.loads(text, object_pairs_hook=_unique_pairs)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not valid JSON: {error}") from error
 
 
 def _unique_pairs(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -124,7 +147,7 @@ def _parse_yaml(text: str) -> Any:
     try:
         return yaml.load(text, Loader=UniqueKeyLoader)
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(f"it is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def engine_flags(
@@ -133,10 +156,17 @@ def engine_flags(
     decode_options: Sequence[str] = (),
     model: str | None = None,
     **named: Any,
-) -> dict[str, Any]:
+) -> Flags:
     """All ``EngineConfig`` fields that the command line sets; ``named`` are fields with options of their own."""
     options = parse_assignments(decode_options, "--decode-option") if decode_options else None
-    return merge_flags(parse_assignments(settings, "--set"), {"ckpt_dir": model, "decode_options": options, **named})
+    own = {"ckpt_dir": model, "decode_options": options, **named}
+    given = parse_assignments(settings, "--set")
+    origins = {name: f"--set {name}" for name in given} | {
+        name: _OPTION_NAMES.get(name, f"--{name.replace('_', '-')}")
+        for name, value in own.items()
+        if value is not None and name not in given
+    }
+    return Flags(merge_flags(given, own), origins)
 
 
 def resolve_sources(
@@ -144,7 +174,8 @@ def resolve_sources(
 ) -> tuple[EngineConfig, dict[str, Origin]]:
     """Rank defaults, checkpoint, file and flags; a mapping in a flag (``decode_options``) extends the file's.
 
-    Returns the configuration and the origin of each field; raises ``ConfigError`` for whatever is no valid setting.
+    Returns the configuration and the origin of each field; raises ``ConfigError``, naming the file or the option at
+    fault, for whatever is no valid setting.
     """
     file = load_config_file(config_file) if config_file is not None else {}
     for name in file:
@@ -153,8 +184,26 @@ def resolve_sources(
                 f"--config {config_file}: unknown option {name!r}.{did_you_mean(name, EngineConfig.model_fields)} "
                 "'oasr config schema' lists the options."
             )
+    options = flags.options if isinstance(flags, Flags) else {}
+    origins = {**dict.fromkeys(file, f"--config {config_file}"), **options}
     extended = {name: _extend(file.get(name), value) for name, value in flags.items()}
-    return resolve_config(file=file, flags=extended, checkpoint=checkpoint)
+    try:
+        return resolve_config(file=file, flags=extended, checkpoint=checkpoint)
+    except ConfigError as error:
+        where = dict.fromkeys(origins[name] for name in _fields_at_fault(error) if name in origins)
+        if not where:
+            raise
+        raise ConfigError(f"{', '.join(where)}: {error}") from error
+
+
+def _fields_at_fault(error: ConfigError) -> list[str]:
+    """Fields that a validation found wrong; none where they contradict each other."""
+    from pydantic import ValidationError
+
+    cause = error.__cause__
+    if not isinstance(cause, ValidationError):
+        return []
+    return [str(finding["loc"][0]) for finding in cause.errors() if finding["loc"]]
 
 
 def _extend(base: Any, value: Any) -> Any:
@@ -165,7 +214,7 @@ def _extend(base: Any, value: Any) -> Any:
 
 def report(error: OasrError) -> None:
     """Say an error on standard error, with its traceback under ``oasr --debug``."""
-    if os.environ.get("OASR_DEBUG", "") not in ("", "0"):
+    if debug_wanted():
         traceback.print_exception(error)
     sys.stderr.write(f"error: {error}\n")
     sys.stderr.flush()

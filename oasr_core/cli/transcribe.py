@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oasr_core.cli.formats import FileResult, OutputFormat, ResultWriter
+from oasr_core.cli.logs import TRACEBACK_HINT, debug_wanted
 from oasr_core.cli.options import engine_flags, report, resolve_sources
 from oasr_core.errors import ConfigError, OasrError, RequestRefusedError, UnknownRequestError
 from oasr_core.request import DecodingOptions, Hotword, RequestOutput
@@ -332,7 +333,8 @@ class Transcriber:
         else:
             stage = f" (stage {output.error_stage})" if output.error_stage else ""
             error = f"{output.error or output.finish_reason}{stage}"
-            self._finish(job.index, FileResult(job.file, job.duration, error=error))
+            hint = TRACEBACK_HINT if stage and not debug_wanted() else ""
+            self._finish(job.index, FileResult(job.file, job.duration, error=error, hint=hint))
 
     def _warn_of_hotwords(self, unencoded: Sequence[str]) -> None:
         """Say once of each phrase that the model cannot encode it."""

@@ -237,7 +237,7 @@ class StreamingExecutor:
 
     def _consume(self, stream: _Live, chunk: StreamChunk) -> None:
         """Move the cursor behind the window."""
-        stream.request.offset += self._runner.encoder.output_frames(chunk.features.shape[0])
+        stream.request.offset += self._backend.step_frames(chunk.features.shape[0])
         stream.features.advance(self._geometry.stride)
 
     def _partial(self, stream: _Live, hyps: Hypotheses, step: StreamingStep) -> None:

@@ -59,8 +59,9 @@ class ChunkGeometry:
 
     The first window is ``first_window`` frames, each later one ``window`` frames, and the cursor advances by
     ``stride`` each time. A last window shorter than ``min_final`` yields nothing. Where ``masked_final`` holds, a
-    short last window may be padded to full size and masked with an exact result. ``flush_frames`` frames of value
-    ``flush_value`` follow the last real frame where the encoder's receptive field needs them.
+    short last window may be padded to full size and masked with an exact result; where ``fills_final`` holds, it counts
+    as filled up, and every window gives ``output_frames``. ``flush_frames`` frames of value ``flush_value`` follow
+    the last real frame where the encoder's receptive field needs them.
     """
 
     window: int
@@ -71,6 +72,7 @@ class ChunkGeometry:
     flush_frames: int = 0
     flush_value: float = 0.0
     masked_final: bool = False
+    fills_final: bool = False
 
 
 @dataclass

@@ -56,9 +56,15 @@ class StreamingEncoderBackend(ABC):
         """Take it back."""
         self.store.free(stream_id)
 
+    def step_frames(self, feature_frames: int) -> int:
+        """Encoder frames that a window with ``feature_frames`` real frames gives."""
+        if self.geometry.fills_final:
+            return self.geometry.output_frames
+        return self.encoder.output_frames(feature_frames)
+
     def at_capacity(self, offset: int, feature_frames: int) -> bool:
         """Whether the stream cannot take a window of ``feature_frames`` more (asked before dispatch)."""
-        frames = self.encoder.output_frames(feature_frames)
+        frames = self.step_frames(feature_frames)
         limit = self.encoder.max_positions
         return (limit is not None and offset + frames > limit) or self.store.at_capacity(offset, frames)
 

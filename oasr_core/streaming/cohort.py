@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from oasr_core.cache.attention import IntArray
+from oasr_core.errors import PluginContractError
 from oasr_core.models.base import ChunkBatch, CohortState, EncoderOutput
 from oasr_core.streaming.base import StreamChunk, StreamingEncoderBackend
 
@@ -29,7 +30,7 @@ class CohortBackend(StreamingEncoderBackend):
 
     def forward_step(self, chunks: Sequence[StreamChunk]) -> EncoderOutput:
         """Windows of one width share a forward; a short last window is padded to full width where that is exact."""
-        padded = self.pad_final and self.geometry.masked_final
+        padded = self.geometry.fills_final or (self.pad_final and self.geometry.masked_final)
         if padded or len({chunk.features.shape[0] for chunk in chunks}) == 1:
             width = self.geometry.window if padded else chunks[0].features.shape[0]
             return self._forward(chunks, width)
@@ -55,11 +56,11 @@ class CohortBackend(StreamingEncoderBackend):
         names = [chunk.stream_id for chunk in ordered]
         valid = np.array([chunk.features.shape[0] for chunk in ordered], dtype=np.int64)
         offsets = np.array([chunk.offset for chunk in ordered], dtype=np.int64)
-        counts = np.array([self.encoder.output_frames(int(frames)) for frames in valid], dtype=np.int64)
+        counts = np.array([self.step_frames(int(frames)) for frames in valid], dtype=np.int64)
         features = torch.zeros(len(chunks), width, ordered[0].features.shape[1], device=self.device)
         for row, chunk in enumerate(ordered):
             features[row, : valid[row]] = chunk.features
-        state = self.cohort_state(names, offsets, counts, self.encoder.output_frames(width))
+        state = self.cohort_state(names, offsets, counts, self.step_frames(width))
         lengths = torch.from_numpy(counts).to(self.device, non_blocking=True)
         out = self.encoder.encode_chunk(
             ChunkBatch(
@@ -71,6 +72,11 @@ class CohortBackend(StreamingEncoderBackend):
                 uniform=int(offsets[0]) if (offsets == offsets[0]).all() else None,
             )
         )
+        if int(counts.max()) > out.hidden.shape[1]:
+            raise PluginContractError(
+                f"{type(self.encoder).__name__}.encode_chunk gave {out.hidden.shape[1]} frames where its geometry "
+                f"promises {int(counts.max())}."
+            )
         self.commit(names, state)
         if order == list(range(len(chunks))):
             return EncoderOutput(out.hidden, lengths)

@@ -222,6 +222,14 @@ def test_sources_that_are_none(tmp_path):
         load_audio(tmp_path / "a.raw")
 
 
+def test_empty_standard_input_is_called_so():
+    class Standard(io.BytesIO):
+        name = "<stdin>"
+
+    with pytest.raises(InvalidAudioError, match=r"^standard input gave no data"):
+        load_audio(Standard())
+
+
 def test_a_playlist_opens_nothing(tmp_path, tone, encode):
     """Neither other files nor the network, whatever an uploaded file refers to."""
     (tmp_path / "secret.ts").write_bytes(encode("mpegts", "aac", tone(64000)[None]))

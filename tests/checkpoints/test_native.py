@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -120,6 +121,18 @@ def test_what_is_there_is_not_overwritten(tiny_bundle, tmp_path):
     assert contents(target) == before
     with pytest.raises(CheckpointError, match=r"notes\.txt is a file; expected a directory"):
         save_native(tiny_bundle, target / "notes.txt", force=True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_every_file_has_the_mode_that_the_umask_asks_for(tiny_bundle, tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        directory = save_native(tiny_bundle, tmp_path / "native")
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in directory.rglob("*") if path.is_file()}
+    assert modes == {mode}
 
 
 def test_a_bundle_may_be_written_over_itself(native):

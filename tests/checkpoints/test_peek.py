@@ -286,7 +286,9 @@ def test_names_that_leave_the_directory_are_refused(directory, name):
 
 
 def test_a_missing_file_is_named_with_the_nearest_one(directory):
-    with pytest.raises(CheckpointError, match=r"'unit\.txt' is not in .*model\. Did you mean 'units\.txt'"):
+    with pytest.raises(
+        CheckpointError, match=r"'unit\.txt' is not in .*model \(it has: .*units\.txt.*\)\. Did you mean 'units\.txt'"
+    ):
         CheckpointPeek(directory).resolve_inside("unit.txt")
 
 
@@ -331,6 +333,7 @@ def test_a_missing_checkpoint_is_refused(tmp_path):
     ("content", "reason"),
     [
         (b"a: [1, 2", "not valid YAML"),
+        (b"a: 1\nb: c: 2\n", r"not valid YAML: line 2: [^\n]+ \(column 5\)\.$"),
         (b"a: !!python/object/apply:os.system ['true']", "not valid YAML"),
         (b"a: \xff", "not UTF-8 text: byte 3 is 0xff"),
         (b"[" * 5000, "not valid YAML"),

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -9,11 +11,13 @@ import pytest
 import torch
 
 from oasr_core.checkpoints.bundle import CheckpointBundle
+from oasr_core.checkpoints.first_party import likely_distributions
 from oasr_core.checkpoints.native import save_native
+from oasr_core.checkpoints.peek import CheckpointPeek
 from oasr_core.checkpoints.pretrained import PretrainedModel
 from oasr_core.checkpoints.resolve import choose_converter, resolve_checkpoint
 from oasr_core.errors import CheckpointError
-from oasr_core.registry import registry
+from oasr_core.registry import how_to_install, registry
 
 
 @pytest.fixture
@@ -108,20 +112,25 @@ def test_nobody_claims(install, tmp_path, make_converter):
         ({"exp/pretrained.pt": ""}, "oasr-zipformer"),
     ],
 )
-def test_a_known_format_names_the_plugin_to_install(tmp_path, files, distribution):
+def test_a_known_format_is_that_of_a_plugin(tmp_path, files, distribution):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
+    assert [likely for likely, _ in likely_distributions(CheckpointPeek(tmp_path))] == [distribution]
+
+
+def test_a_known_format_names_the_plugin_to_install(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper"}))
     with pytest.raises(
-        CheckpointError, match=rf"It looks like a checkpoint for {distribution} .*pip install {distribution}"
+        CheckpointError,
+        match=r"It looks like a checkpoint for oasr-whisper \(config\.json with model_type: whisper\): pip install ",
     ):
         resolve_checkpoint(tmp_path)
 
 
 def test_icefall_weights_are_known_by_their_tensors(tmp_path):
     torch.save({"model": {"encoder.encoders.0.layers.0.norm.bias": torch.zeros(1)}}, tmp_path / "pretrained.pt")
-    with pytest.raises(CheckpointError, match=r"oasr-zipformer \(pretrained\.pt\)"):
-        resolve_checkpoint(tmp_path)
+    assert likely_distributions(CheckpointPeek(tmp_path)) == [("oasr-zipformer", "pretrained.pt")]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "3", "null", '{"model_type": 3}'])
@@ -130,6 +139,43 @@ def test_an_unreadable_configuration_gives_no_hint(tmp_path, content):
     with pytest.raises(CheckpointError, match="No converter recognises") as caught:
         resolve_checkpoint(tmp_path)
     assert "It looks like" not in str(caught.value)
+
+
+def test_a_configuration_that_is_no_yaml_is_told(install, tmp_path, make_converter, bundle, caplog):
+    """The converter that would have read it says so; others are asked all the same, and nothing is logged."""
+    (tmp_path / "train.yaml").write_text("encoder: conformer\nencoder_conf: a: b\n")
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint(tmp_path)
+    assert re.search(r"converter 'wenet' of .*train\.yaml is not valid YAML: line 2: ", str(caught.value))
+    install(good=make_converter(20, bundle=bundle, wants="train.yaml"))
+    assert resolve_checkpoint(tmp_path).converter == "good"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_refusal_says_who_was_asked_and_what_a_file_is(install, tmp_path, make_converter):
+    (tmp_path / "text.txt").write_text("weights? no")
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint(tmp_path / "text.txt")
+    message = str(caught.value)
+    assert "text.txt (it is a file, neither torch nor safetensors weights)" in message
+    assert "converter 'native' of oasr-core" in message
+    assert "--set architecture=NAME" in message
+
+
+def test_a_missing_weights_file_names_the_setting(wenet_digits, tmp_path):
+    for name in ("train.yaml", "units.txt", "global_cmvn"):
+        shutil.copy(wenet_digits / name, tmp_path / name)
+    with pytest.raises(
+        CheckpointError, match=r"'final\.pt' is not in .*\(it has: global_cmvn, train\.yaml, units\.txt"
+    ):
+        resolve_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"--set checkpoint_name=FILE"):
+        resolve_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("distribution", "planned"), [("oasr-whisper", True), ("oasr-ctc", False)])
+def test_hints_say_what_may_not_be_published(distribution, planned):
+    assert how_to_install(distribution) == f"pip install {distribution}" + ", where it is published" * planned
 
 
 def test_architecture_restricts_who_is_asked(install, directory, make_converter, bundle):

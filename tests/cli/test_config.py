@@ -60,6 +60,20 @@ def test_malformed_assignments_are_refused(item: str):
         parse_assignments([item], "--set")
 
 
+@pytest.mark.parametrize(
+    ("option", "item", "example"),
+    [
+        ("--decode-option", "beam_size", "--decode-option beam_size=VALUE"),
+        ("--decode-option", "=1", "--decode-option beam_size=8"),
+        ("--set", "chunk_size", "--set chunk_size=VALUE"),
+        ("--set", "", "--set max_batch_size=8"),
+    ],
+)
+def test_the_example_is_about_the_key_that_was_given(option: str, item: str, example: str):
+    with pytest.raises(ConfigError, match=f"for example {example}$"):
+        parse_assignments([item], option)
+
+
 def test_descending_into_a_value_is_refused():
     with pytest.raises(ConfigError, match="not a mapping"):
         parse_assignments(["a=1", "a.b=2"], "--set")
@@ -103,8 +117,9 @@ def test_an_empty_file_sets_nothing(tmp_path: Path):
         ("c.yaml", "1: 2", "expected a mapping"),
         ("c.json", "[1]", "expected a mapping"),
         ("c.yaml", "a: [", "c.yaml"),
-        ("c.json", "{", "c.json"),
-        ("c.toml", "a =", "c.toml"),
+        ("c.yaml", "a: [", "it is not valid YAML: "),
+        ("c.json", "{", "it is not valid JSON: "),
+        ("c.toml", "a =", "it is not valid TOML: "),
         ("c.yaml", "a: 1\na: 2\n", "'a' is given twice"),
         ("c.json", '{"a": 1, "a": 2}', "'a' is given twice"),
         ("c.yaml", "a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
@@ -181,6 +196,31 @@ def test_show_refuses_unknown_keys_with_the_nearest_name(tmp_path: Path):
     result = invoke("show", "--set", "chunksize=4")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Did you mean 'chunk_size'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["--set", "max_batch_size=0"], "--set max_batch_size: "),
+        (["--config", "c.yaml"], "--config c.yaml: "),
+        (["--config", "c.yaml", "--set", "chunk_size=0"], "--config c.yaml, --set chunk_size: "),
+        (["--config", "c.yaml", "--set", "max_batch_size=0"], "--set max_batch_size: "),
+        (["--set", "chunksize=4"], "--set chunksize: "),
+        (["--set", "decode_options=4"], "--set decode_options: "),
+    ],
+)
+def test_a_wrong_value_names_its_origin(tmp_path: Path, monkeypatch, arguments: list[str], where: str):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "c.yaml", "max_batch_size: 0\n")
+    result = invoke("show", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {where}invalid engine configuration")
+
+
+def test_an_option_of_its_own_is_named():
+    for named, option in (({"max_batch_size": 0}, "--batch-size"), ({"chunk_size": 0}, "--chunk-size")):
+        with pytest.raises(ConfigError, match=f"^{option}: "):
+            resolve_sources(None, engine_flags(**named))
 
 
 def test_show_refuses_values_out_of_range():

@@ -14,6 +14,7 @@ from oasr_core.checkpoints.load import load_model
 from oasr_core.checkpoints.pretrained import PretrainedModel
 from oasr_core.checkpoints.resolve import resolve_checkpoint
 from oasr_core.cli.convert import app as convert_app
+from oasr_core.cli.main import main
 from oasr_core.cli.models import app as models_app
 from oasr_core.errors import CheckpointError
 from oasr_core.registry import registry
@@ -82,6 +83,31 @@ def test_a_foreign_directory_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(CheckpointError, match="No converter recognises"):
         run(convert_app, tmp_path / "src", tmp_path / "dst")
     assert not (tmp_path / "dst").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no/such/checkpoint/anywhere", "dst"], "no/such/checkpoint/anywhere"),
+        (["foreign", "dst"], "No converter recognises"),
+        (["variant", "dst", "--architecture", "nix"], "No installed converter produces architecture 'nix'"),
+        (["variant", "dst", "--checkpoint-name", "nix.pt"], "'nix.pt' is not in"),
+        (["variant", "full"], "is not empty"),
+        (["variant", "file"], "is a file"),
+    ],
+)
+def test_what_cannot_be_converted_exits_with_2(variant, tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "variant").symlink_to(variant)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").touch()
+    (tmp_path / "file").touch()
+    assert main(["convert", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
 
 
 class _Named(PretrainedModel):

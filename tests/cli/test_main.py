@@ -118,8 +118,9 @@ def test_there_is_a_summary_for_every_command_of_the_core():
         (["acme", "ConfigError"], 2, "error: what went wrong\n"),
         (["acme", "CacheGeometryError"], 2, "error: what went wrong\n"),
         (["acme", "UnknownPluginError"], 2, "error: what went wrong\n"),
-        (["acme", "CheckpointError"], 1, "error: what went wrong\n"),
+        (["acme", "CheckpointError"], 2, "error: what went wrong\n"),
         (["acme", "UnknownRequestError"], 1, "error: what went wrong\n"),
+        (["acme", "OasrError"], 1, "error: what went wrong\n"),
         (["acme", "--nonsense"], 2, "No such option"),
         (
             ["bad"],
@@ -229,6 +230,13 @@ def test_show_prints_facts_and_options(env, monkeypatch, capsys):
     assert lines[2].split() == ["distribution", "acme-tok"]
     assert lines[-3].split() == ["beam", "int", "8", "Width", "of", "the", "beam."]
     assert lines[-2].split() == ["path", "str", "(required)"]
+
+
+def test_show_writes_types_shortly(capsys):
+    assert main(["plugins", "show", "ctc"]) == 0
+    types = {line.split()[0]: line.split("  ") for line in capsys.readouterr().out.splitlines()[10:] if line}
+    assert "tuple[Hotword, ...]" in [cell.strip() for cell in types["hotwords"]]
+    assert "Literal['beam', 'greedy']" in [cell.strip() for cell in types["search"]]
 
 
 def test_check_imports_everything_and_fails_for_broken_ones_and_conflicts(tmp_path):

@@ -139,7 +139,7 @@ def test_a_bad_file_hurts_nobody(feed: int):
     assert rows[2] == {"file": "two", "error": "out of memory (stage offline_oom)"}
     assert err.splitlines() == [
         "error: missing: missing: no such file",
-        "error: two: out of memory (stage offline_oom)",
+        "error: two: out of memory (stage offline_oom) (run with OASR_DEBUG=1 for the traceback)",
     ]
     assert failed == 2
 
@@ -336,6 +336,12 @@ def test_text(oasr_transcribe, wenet_digits: Path, mode: str):
     assert result.stderr == ""
 
 
+def test_the_error_of_a_missing_file_names_it_once(oasr_transcribe):
+    result = oasr_transcribe("no such.wav")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: no such.wav: cannot be opened: No such file or directory; check the path\n"
+
+
 @pytest.mark.parametrize("mode", ["offline", "streaming"])
 def test_jsonl_and_one_bad_file(oasr_transcribe, wenet_digits: Path, tmp_path: Path, mode: str):
     bad = tmp_path / "bad.wav"
@@ -418,6 +424,7 @@ def test_no_samples_give_an_empty_final(oasr_transcribe, wenet_digits: Path, tmp
         (["--chunk-size", "0"], "chunk_size"),
         (["--decode-method", "cct"], "Did you mean 'ctc'?"),
         (["--decode-option", "beem=3"], "unknown option 'beem'"),
+        (["--decode-option", "beem=3"], "Did you mean 'beam_size'?"),
         (["--device", "tpu"], "tpu"),
     ],
 )

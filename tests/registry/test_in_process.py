@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from oasr_core._plugins.axes import FIRST_PARTY, PLANNED
 from oasr_core.errors import PluginConflictError, PluginContractError, UnknownPluginError
 from oasr_core.registry import (
     IN_PROCESS,
@@ -141,8 +142,8 @@ def test_unknown_name_lists_owners_nearest_and_what_to_install(tokenizers):
         tokenizers.get("acme:symbol_table")
     for axis, name, distribution in (
         ("decode_strategies", "ctc_wfst", "oasr-wfst"),
-        ("decode_strategies", "transducer", "oasr-transducer"),
-        ("models", "zipformer", "oasr-zipformer"),
+        ("decode_strategies", "ctc_wfst", "oasr-wfst"),
+        ("models", "nemotron", "oasr-nemotron"),
         ("models", "whisper", "oasr-whisper"),
         ("commands", "serve", "oasr-server"),
     ):
@@ -155,3 +156,8 @@ def test_describe_gives_owner_version_source_and_options(tokenizers):
     assert (facts["distribution"], facts["api"], facts["options"]) == ("oasr-core", "1.0", [])
     assert "symbol_table.py:" in facts["source"]
     assert facts["summary"]
+
+
+def test_a_first_party_distribution_is_in_this_repository_or_planned(repo_root):
+    for distribution in {*FIRST_PARTY.values(), *PLANNED}:
+        assert (repo_root / "plugins" / distribution).is_dir() != (distribution in PLANNED), distribution

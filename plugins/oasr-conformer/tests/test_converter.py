@@ -70,7 +70,8 @@ def test_detect(wenet_digits, directory, tmp_path, edit):
     edit(lambda config: config.pop("encoder_conf"))
     assert WenetConverter().detect(CheckpointPeek(directory)) is None
     (directory / "train.yaml").write_text("encoder: [")
-    assert WenetConverter().detect(CheckpointPeek(directory)) is None
+    with pytest.raises(CheckpointError, match=r"is not valid YAML: line [12]: "):
+        WenetConverter().detect(CheckpointPeek(directory))
 
 
 def test_digits_bundle(wenet_digits):

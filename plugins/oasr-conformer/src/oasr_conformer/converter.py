@@ -24,13 +24,13 @@ class WenetConverter(CheckpointConverter):
     default_checkpoint_name: ClassVar[str | None] = "final.pt"
 
     def detect(self, peek: CheckpointPeek) -> Detection | None:
-        """Claim a directory whose ``train.yaml`` names an encoder; families that are not served are refused later."""
+        """Claim a directory whose ``train.yaml`` names an encoder; families that are not served are refused later.
+
+        Raises ``CheckpointError`` for a ``train.yaml`` that cannot be read.
+        """
         if not peek.exists(CONFIG_NAME):
             return None
-        try:
-            config = peek.yaml(CONFIG_NAME)
-        except CheckpointError:
-            return None
+        config = peek.yaml(CONFIG_NAME)
         if not isinstance(config, Mapping) or not isinstance(config.get("encoder_conf"), Mapping):
             return None
         encoder = config.get("encoder")

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from oasr_core.decoding.base import Hypotheses, Hypothesis, Mode, Session
 from oasr_core.decoding.context import ContextGraph
+from oasr_core.decoding.hotwords import HotwordContext, HotwordEncoder
 from oasr_core.errors import PluginContractError, RequestRefusedError
 from oasr_core.request import DecodingOptions
 from oasr_core.tokenizers.base import Tokenizer
 from oasr_ctc.beams import Prefixes
+from oasr_ctc.compiled import compilation_announced
 from oasr_ctc.emissions import agreed, settle, trace
 from oasr_ctc.greedy import InvalidLogProbsError
-from oasr_ctc.hotwords import Context, HotwordEncoder
 from oasr_ctc.limits import Limits
 from oasr_ctc.options import CtcOptions
 from oasr_ctc.pool import BeamPool
@@ -46,7 +47,7 @@ class BeamSession(Session):
 
     slot: int
     n_best: int
-    context: Context
+    context: HotwordContext
     settled: int = 0
     stable: int = 0
     next_check: int = 0
@@ -75,7 +76,7 @@ class BeamSearch(Search):
         self._options = options
         self._vocab_size = vocab_size
         self._limits = Limits.of(options, blank_id)
-        self._hotwords = HotwordEncoder(tokenizer, options, vocab_size, blank_id)
+        self._hotwords = HotwordEncoder(tokenizer, options, vocab_size, [blank_id], strategy="ctc")
         self.pool = BeamPool(options.beam_size)
         self._warm_up()
 
@@ -190,11 +191,13 @@ class BeamSearch(Search):
     def _warm_up(self) -> None:
         """Make the machine code now rather than in the first request."""
         begun = time.perf_counter()
-        session = self.open(DecodingOptions())
-        self.advance([session], torch.full((1, 1, self._vocab_size), -math.log(self._vocab_size)), torch.tensor([1]))
-        self.results([session])
-        self.pool.make_room(1)
-        self.close(session)
+        uniform = torch.full((1, 1, self._vocab_size), -math.log(self._vocab_size))
+        with compilation_announced():
+            session = self.open(DecodingOptions())
+            self.advance([session], uniform, torch.tensor([1]))
+            self.results([session])
+            self.pool.make_room(1)
+            self.close(session)
         logger.info("prefix beam search: kernels ready in %.2f s", time.perf_counter() - begun)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TypeVar, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
 
 logger = logging.getLogger(__name__)
 
@@ -24,3 +26,26 @@ def compiled(function: _Function) -> _Function:
     except RuntimeError as error:
         logger.warning("%s is compiled anew in every process: %s; set NUMBA_CACHE_DIR", function.__name__, error)
         return cast("_Function", numba.njit(nogil=True)(function))
+
+
+class _Notice(event.Listener):
+    """Says at the first function that is compiled, which one from the cache is not, that this takes its time."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def on_start(self, started: Any) -> None:
+        """A function is about to be compiled."""
+        if not self._said:
+            self._said = True
+            logger.warning("compiling the CTC search (once on this machine, about 15 s)")
+
+    def on_end(self, ended: Any) -> None:
+        """A function has been compiled."""
+
+
+@contextmanager
+def compilation_announced() -> Iterator[None]:
+    """Log one line where anything is compiled meanwhile."""
+    with event.install_listener("numba:compile", _Notice()):
+        yield

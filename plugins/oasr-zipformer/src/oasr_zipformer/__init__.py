@@ -1,0 +1,1 @@
+"""icefall Zipformer2 models."""
