@@ -347,8 +347,8 @@ def _check_left_context(config: EngineConfig, model: BaseAsrModel, bundle: Check
     fixed = model.encoder.streaming_kind != "none" and not any(isinstance(spec, PagedKV) for spec in specs)
     if fixed and trained is not None and config.num_left_chunks != trained:
         raise ConfigError(
-            f"num_left_chunks={config.num_left_chunks}: the left context of this {model.architecture} checkpoint is fixed "
-            f"({trained} chunks of its own size); leave num_left_chunks unset."
+            f"num_left_chunks={config.num_left_chunks}: the left context of this {model.architecture} checkpoint is "
+            f"fixed ({trained} chunks of its own size); leave num_left_chunks unset."
         )
 
 

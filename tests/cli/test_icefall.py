@@ -10,25 +10,18 @@ from typer.testing import CliRunner
 from oasr_core.cli.transcribe import app
 from oasr_core.metrics import ErrorCounts, count_errors
 
-STREAMING = ["--mode", "streaming", "--chunk-size"]
+OFFLINE, STREAMING = ["--mode", "offline"], ["--mode", "streaming", "--chunk-size"]
+CTC = ["--decode-method", "ctc", "--decode-option", "search=greedy"]
+TRANSDUCER = ["--decode-method", "transducer"]
+BEAM = ["--decode-option", "search=beam", "--decode-option", "beam_size=4"]
 CASES = {
-    "ctc": (["--mode", "offline", "--decode-method", "ctc", "--decode-option", "search=greedy"], 0),
-    "transducer": (["--mode", "offline", "--decode-method", "transducer"], 1),
-    "transducer beam 4": (
-        ["--mode", "offline", "--decode-method", "transducer", "--decode-option", "search=beam"]
-        + ["--decode-option", "beam_size=4"],
-        0,
-    ),
-    "streaming ctc, chunk 16": (
-        [*STREAMING, "8", "--decode-method", "ctc", "--decode-option", "search=greedy"],
-        2,
-    ),
-    "streaming ctc, chunk 32": (
-        [*STREAMING, "16", "--decode-method", "ctc", "--decode-option", "search=greedy"],
-        1,
-    ),
-    "streaming transducer, chunk 16": ([*STREAMING, "8", "--decode-method", "transducer"], 0),
-    "streaming transducer, chunk 32": ([*STREAMING, "16", "--decode-method", "transducer"], 0),
+    "ctc": ([*OFFLINE, *CTC], 0),
+    "transducer": ([*OFFLINE, *TRANSDUCER], 1),
+    "transducer beam 4": ([*OFFLINE, *TRANSDUCER, *BEAM], 0),
+    "streaming ctc, chunk 16": ([*STREAMING, "8", *CTC], 2),
+    "streaming ctc, chunk 32": ([*STREAMING, "16", *CTC], 1),
+    "streaming transducer, chunk 16": ([*STREAMING, "8", *TRANSDUCER], 0),
+    "streaming transducer, chunk 32": ([*STREAMING, "16", *TRANSDUCER], 0),
 }
 
 
