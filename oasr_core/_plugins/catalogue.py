@@ -68,11 +68,14 @@ def forget() -> None:
 
 def _scan() -> Catalogue:
     by_group = {axis.group: axis.name for axis in AXES.values()}
+    owners: dict[int, tuple[str, str]] = {}  # parsing a distribution's metadata costs more than all else here
     entries, unknown = [], []
     for point in importlib_metadata.entry_points():
         if point.group != "oasr" and not point.group.startswith("oasr."):
             continue
-        distribution, version = _owner(point)
+        if id(point.dist) not in owners:
+            owners[id(point.dist)] = _owner(point)
+        distribution, version = owners[id(point.dist)]
         axis = by_group.get(point.group)
         if axis is None:
             unknown.append((point.group, point.name, distribution))
@@ -89,7 +92,8 @@ def _owner(point: importlib_metadata.EntryPoint) -> tuple[str, str]:
     if distribution is None:
         return "unknown", ""
     try:
-        return str(distribution.name), str(distribution.version)
+        metadata = distribution.metadata
+        return str(metadata["Name"]), str(metadata["Version"])
     except Exception:
         path = getattr(distribution, "_path", None)
         name, _, version = Path(str(path)).stem.partition("-") if path is not None else ("unknown", "", "")

@@ -81,17 +81,19 @@ print(json.dumps([sorted({{name.partition(".")[0] for name in sys.modules}}), ti
 
 @pytest.mark.parametrize("arguments", [["--help"], ["plugins", "list"], ["plugins", "list", "--json"]])
 def test_listing_imports_no_plugin_and_is_quick(env, arguments):
-    # The least of a few runs: neighbours on a busy machine make any single one slower.
+    # The least of a few runs, against a bare interpreter's start: neighbours on a busy machine slow both down alike.
     for _ in range(6):
         modules, seconds = modules_after(env, *arguments)
-        if seconds < 0.3:
+        bare = env.python("import json, os; times = os.times(); print(json.dumps(times.user + times.system))").json()
+        allowed = max(0.3, 16 * bare)
+        if seconds < allowed:
             break
     foreign = {name for name in modules if name.startswith(("acme", "rival", "oasr_"))} - {"oasr_core"}
     assert not foreign
     assert not {"torch", "numpy", "rich"} & set(modules)
     if arguments == ["--help"]:
         assert "pydantic" not in modules
-    assert seconds < 0.3
+    assert seconds < allowed
 
 
 def test_help_lists_every_command_with_a_line_even_the_broken_ones(env):
