@@ -84,5 +84,7 @@ class ZipformerModel(BaseAsrModel):
             return
         self.eval().requires_grad_(False)
         self.encoder.fold()
+        if "transducer" in self._interfaces:
+            self.decoder.prepare()
         pack_modules(self)
         self._prepared = True
