@@ -133,7 +133,7 @@ def _requires_core(distribution: Distribution) -> Iterator[Requirement]:
     for line in distribution.requires or ():
         try:
             requirement = Requirement(line)
-        except InvalidRequirement:
+        except InvalidRequirement:  # a line that pip itself could not read asks for no version of the core
             continue
         if canonical(requirement.name) != CORE_DISTRIBUTION:
             continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -122,8 +122,3 @@ class DecodeStrategy(ABC):
 
     def close(self, session: Session) -> None:  # noqa: B027 - an optional hook
         """Release the state of a stream (finished, failed or aborted)."""
-
-
-def offered_options(strategy: type[DecodeStrategy]) -> dict[str, Any]:
-    """JSON schema of a strategy's options, for ``oasr plugins show``."""
-    return strategy.options_cls.model_json_schema()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -57,15 +57,6 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Requests in both waiting pools."""
         return len(self._offline_waiting) + len(self._streaming_waiting)
-
-    @property
-    def offline_waiting(self) -> int:
-        """Offline requests that wait for a batch."""
-        return len(self._offline_waiting)
-
-    def running(self) -> Iterable[Request]:
-        """Streams that hold a place, in order of admission."""
-        return self._running.values()
 
     def requests(self) -> list[Request]:
         """Every request that waits or runs."""
