@@ -79,7 +79,11 @@ class FeatureFrontend(ABC):
 
     @abstractmethod
     def extract(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Features ``(batch, frames, feature_dim)`` float32 and ``(batch,)`` int64 frame counts; padding is zero."""
+        """Features ``(batch, frames, feature_dim)`` float32 and ``(batch,)`` int64 frame counts.
+
+        Frames beyond a row's count are zero. A frontend with a fixed window (:attr:`window_seconds`) returns whole
+        windows instead, and what fills them is part of what its models were trained on.
+        """
 
     #: How frames lie over samples, or ``None`` where features need the whole utterance (no streaming).
     framing: StreamingFraming | None = None

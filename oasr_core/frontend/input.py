@@ -69,7 +69,7 @@ class InputProcessor:
     def extract(self, waveforms: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         """Features of canonical waveforms: ``(batch, frames, feature_dim)`` float32 on the device, and frame counts.
 
-        Frames beyond a row's count are zero.
+        Frames beyond a row's count are zero, or what a fixed window's padding gives.
         """
         samples = [waveform.shape[0] for waveform in waveforms]
         if len(waveforms) == 1:

@@ -1,4 +1,4 @@
-"""Settings of the Kaldi-style frontends and of the engine's feature stage (torch-free)."""
+"""Settings of the built-in frontends and of the engine's feature stage (torch-free)."""
 
 from __future__ import annotations
 
@@ -36,6 +36,27 @@ class FeatureConfig(BaseModel):
     cepstral_lifter: float = Field(22.0, ge=0, description="MFCC only: liftering coefficient, 0 for none.")
     lfr_m: int = Field(1, ge=1, description="Low frame rate: frames stacked into one.")
     lfr_n: int = Field(1, ge=1, description="Low frame rate: frames advanced each time.")
+
+
+class WhisperLogMelOptions(BaseModel):
+    """Settings of Whisper's log-mel spectrogram; the defaults are those of every model up to large-v2.
+
+    Source: OpenAI's ``whisper/audio.py``, Hugging Face's ``WhisperFeatureExtractor``, faster-whisper's
+    ``feature_extractor.py``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    sample_rate: int = Field(16000, gt=0, description="Hz that the waveform must have.")
+    n_fft: int = Field(400, gt=0, description="Samples of a frame and of its FFT.")
+    hop_length: int = Field(160, gt=0, description="Samples between frames.")
+    num_mel_bins: int = Field(80, gt=0, description="Triangular mel filters: 80, or 128 for large-v3 and turbo.")
+    chunk_seconds: int = Field(30, gt=0, description="Window that the encoder takes, in seconds.")
+    padding: Literal["audio", "feature"] = Field(
+        "audio",
+        description="What fills the window after the audio: 'audio' takes the spectrogram of silence (Hugging Face), "
+        "'feature' puts zeros into the spectrogram (faster-whisper).",
+    )
 
 
 class FeatureOptions(BaseModel):
