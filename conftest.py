@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test is timed: examples take what they take on a busy machine.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # One thread per process: spinning OpenMP teams of several test processes would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

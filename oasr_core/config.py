@@ -67,8 +67,26 @@ class LongFormOptions(BaseModel):
     """How audio longer than a fixed window is cut."""
 
     long_form: bool = Field(False, description="Cut over-long requests into windows and stitch one output.")
-    long_form_overlap_seconds: float = Field(1.0, ge=0, description="Audio shared by neighbouring windows.")
-    segmenter: str | None = Field(None, description="A name on the segmenters axis.")
+    long_form_overlap_seconds: float = Field(
+        1.0, ge=0, description="Audio shared by neighbouring windows of the overlap segmenter."
+    )
+    long_form_mode: Literal["parallel", "sequential", "auto"] = Field(
+        "parallel",
+        description="parallel cuts at once and decodes windows together; sequential begins each window where the last "
+        "one's timestamps end; auto is sequential where the decode family writes timestamps.",
+    )
+    condition_on_previous_text: bool = Field(
+        True, description="Sequential windows are given the text before them; False makes each stand alone."
+    )
+    segmenter: str | None = Field(
+        None, description="A name on the segmenters axis; None: overlap, where long audio has to be cut."
+    )
+    segmenter_options: dict[str, Any] = Field(default_factory=dict, description="Options of that segmenter.")
+    silence_gate: str = Field(
+        "auto",
+        description="Audio without speech ends empty, undecoded: auto (signal, for families that invent text), off, "
+        "signal, or a segmenter's name.",
+    )
     output_transforms: list[str] = Field(default_factory=list, description="Output transforms, in order.")
 
 
@@ -89,11 +107,6 @@ COMPONENTS: tuple[type[BaseModel], ...] = (
 #: Field -> what has to come before any value but the default can be served.
 NOT_SERVED: Mapping[str, str] = {
     "quantization": "quantization schemes",
-    "decode_admit_window_ms": "autoregressive decoding",
-    "decode_kv_budget_gib": "autoregressive decoding",
-    "decode_steps_per_tick": "autoregressive decoding",
-    "max_tick_ms": "autoregressive decoding",
-    "max_decode_slots": "autoregressive decoding",
     "overlap_partial_readback": "late read-back of partials",
     "streaming_graph_cache_growth": "graph capture",
     "streaming_graph_batch_ladder": "graph capture",
@@ -104,9 +117,6 @@ NOT_SERVED: Mapping[str, str] = {
     "offline_graph_max_frames": "graph capture",
     "offline_graph_max_captures": "graph capture",
     "feature_graph_batch_buckets": "graph capture",
-    "long_form": "long form",
-    "long_form_overlap_seconds": "long form",
-    "segmenter": "segmenters",
     "output_transforms": "output transforms",
 }
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from oasr_core.cache.options import CacheOptions
 from oasr_core.checkpoints.bundle import CheckpointBundle, TokenizerSpec
 from oasr_core.checkpoints.load import LoadReport, load_model
 from oasr_core.checkpoints.resolve import resolve_checkpoint
 from oasr_core.config import NO_EFFECT_YET, EngineConfig
-from oasr_core.decoding.base import DecodeContext, DecodeStrategy, Mode
-from oasr_core.decoding.options import EndpointOptions
+from oasr_core.decoding.base import DecodeContext, DecodeStrategy, Mode, StrategyOptions
+from oasr_core.decoding.incremental import IncrementalStrategy
+from oasr_core.decoding.options import DecodeOptions, EndpointOptions
 from oasr_core.errors import ConfigError, RequestRefusedError, did_you_mean
+from oasr_core.executors.incremental import IncrementalExecutor
 from oasr_core.executors.offline import OfflineExecutor
 from oasr_core.executors.streaming import StreamingExecutor
 from oasr_core.frontend.base import FeatureFrontend
@@ -25,14 +30,19 @@ from oasr_core.frontend.input import InputProcessor
 from oasr_core.frontend.pinned import AudioBuffers
 from oasr_core.graphs.backends import EagerBackend, GraphBackend
 from oasr_core.graphs.options import GraphOptions
+from oasr_core.longform.parallel import ParallelPlan
+from oasr_core.longform.plan import LongFormPlan
+from oasr_core.longform.sequential import SequentialPlan
 from oasr_core.model_runner import ModelRunner
 from oasr_core.models.base import BaseAsrModel, PagedKV
 from oasr_core.outputs import OutputProcessor
 from oasr_core.registry import active_plugins, registry
-from oasr_core.request import DecodingOptions
+from oasr_core.request import DecodingOptions, Request
 from oasr_core.scheduling.options import BatchingOptions
 from oasr_core.scheduling.partition import partition_name
 from oasr_core.scheduling.scheduler import Scheduler
+from oasr_core.segmenters.base import Segmenter
+from oasr_core.segmenters.gate import SegmenterGate, SilenceGate
 from oasr_core.streaming.options import StreamingOptions
 from oasr_core.tokenizers.base import Tokenizer
 
@@ -64,8 +74,10 @@ class EngineParts:
     outputs: OutputProcessor
     scheduler: Scheduler
     offline: OfflineExecutor | None
+    incremental: IncrementalExecutor | None
     streaming: StreamingExecutor | None
     audio_buffers: AudioBuffers
+    segmenter: Segmenter | None = None
     no_streaming: str = ""
     no_offline: str = ""
 
@@ -78,6 +90,62 @@ class EngineParts:
         """What batching compares: a fixed-window frontend makes every request as long as its window."""
         window = self.inputs.frontend.window_seconds
         return num_frames if window is None else round(window / self.inputs.frontend.frame_seconds)
+
+    @cached_property
+    def max_samples(self) -> int | None:
+        """Samples that one forward can take, ``None`` without a limit."""
+        window, rate = self.inputs.frontend.window_seconds, self.inputs.frontend.sample_rate
+        limit = self.runner.encoder.max_positions
+        if window is not None:
+            longest = int(window * rate)
+        elif limit is not None:
+            longest = int(2 * limit * self.frame_seconds * rate)
+        else:
+            return None
+        if limit is None:
+            return longest
+        return bisect_right(range(longest + 1), limit, key=self._encoder_frames) - 1
+
+    def _encoder_frames(self, samples: int) -> int:
+        return self.runner.encoder.output_frames(self.inputs.num_frames(samples))
+
+    def stamp(self, request: Request, samples: Tensor) -> None:
+        """Put whole audio on a request, with what scheduling wants to know of it."""
+        request.num_samples = len(samples)
+        request.num_frames = self.inputs.num_frames(len(samples))
+        request.cost = self.cost(request.num_frames)
+        request.audio_final = True
+        if request.streaming:
+            request.audio_chunks.append(samples)
+        else:
+            request.audio = samples
+
+    def is_long(self, request: Request) -> bool:
+        """Whether a request is decoded in windows; in sequential mode the model's timestamps decide how many."""
+        limit = self.max_samples
+        if request.streaming or not self.config.long_form or limit is None or not request.num_samples:
+            return False
+        return self.config.long_form_mode == "sequential" or request.num_samples > limit
+
+    def plan_long(self, waveform: Tensor, options: DecodingOptions) -> LongFormPlan:
+        """How a long request is cut."""
+        limit = self.max_samples
+        if limit is None:
+            raise ConfigError("this model has no window to cut audio for")
+        samples, rate = len(waveform), self.inputs.frontend.sample_rate
+        if self.config.long_form_mode == "sequential":
+            return SequentialPlan(
+                samples,
+                rate,
+                self.outputs.tokenizer,
+                window_samples=limit,
+                decoding=options,
+                condition_on_previous_text=self.config.condition_on_previous_text,
+            )
+        if self.segmenter is None:
+            raise ConfigError("long audio is to be cut and there is no segmenter")
+        windows = self.segmenter.windows(waveform, limit)
+        return ParallelPlan(windows, samples, rate, self.outputs.tokenizer, max_in_flight=self.config.max_batch_size)
 
     def stride_samples(self) -> int:
         """Samples per encoder stride."""
@@ -117,7 +185,12 @@ class EngineParts:
             "vocab_size": self.runner.model.vocab_size,
             "parameters": self.parameters,
             "decode_method": self.config.decode_method,
-            "modes": [name for name, part in (("offline", self.offline), ("streaming", self.streaming)) if part],
+            "honours": sorted(self.strategy.honours),
+            "modes": [
+                name
+                for name, part in (("offline", self.offline or self.incremental), ("streaming", self.streaming))
+                if part
+            ],
             "streaming_kind": encoder.streaming_kind,
             "chunk_ms": None if geometry is None else round(geometry.output_frames * self.frame_seconds * 1000),
             "num_left_chunks": self.config.num_left_chunks,
@@ -133,11 +206,12 @@ def build_parts(config: EngineConfig) -> EngineParts:
         config.ckpt_dir, architecture=config.architecture, checkpoint_name=config.checkpoint_name
     )
     config = config.replace(**adopted_values(config, bundle))
+    strategy_cls = registry("decode_strategies").get(config.decode_method)
+    config = _resolved_long_form(config, strategy_cls)
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     frontend = build_frontend(config, bundle)
     tokenizer = build_tokenizer(config, bundle)
-    strategy_cls = registry("decode_strategies").get(config.decode_method)
     options = parse_options(strategy_cls.options_cls, config.decode_options, f"decode_method {config.decode_method!r}")
     model, report = load_model(bundle)
     registry("models").check_part(bundle.architecture, "encoder", model.encoder)
@@ -148,22 +222,43 @@ def build_parts(config: EngineConfig) -> EngineParts:
     bundle.state_dict = {}  # the model has its own copy after the cast
     model.eval().requires_grad_(False).to(dtype).to(device)
     model.prepare()
-    strategy = strategy_cls(DecodeContext(model, tokenizer, options))
-    runner = ModelRunner(model, strategy.consumes, build_graphs(config.options(GraphOptions), device), device, dtype)
+    graphs = build_graphs(config.options(GraphOptions), device)
+    runner = ModelRunner(model, strategy_cls.consumes, graphs, device, dtype)
+    strategy = build_strategy(config, strategy_cls, options, runner, tokenizer, frontend)
     inputs = InputProcessor(frontend, device)
     frame_seconds = frontend.frame_seconds * model.encoder.subsampling_rate
-    outputs = OutputProcessor(tokenizer, frame_seconds, hold_unstable=config.hold_unstable_partials)
+    outputs = OutputProcessor(strategy.output_tokenizer, frame_seconds, hold_unstable=config.hold_unstable_partials)
     batching = config.options(BatchingOptions)
     scheduler = Scheduler(
         batching,
         registry("batching_policies").get(batching.schedule_policy)(),
         registry("partition_policies").get(partition_name(batching))(),
+        admit_window=config.decode_admit_window_ms / 1000.0 if isinstance(strategy, IncrementalStrategy) else 0.0,
     )
     no_streaming, no_offline = _refusals(config, model, frontend, strategy)
-    offline = None if no_offline else OfflineExecutor(inputs, runner, strategy, outputs, scheduler)
+    segmenter = build_segmenter(config, frontend)
+    gate = build_gate(config, strategy_cls, segmenter, frontend)
+    offline = incremental = None
+    if not no_offline and isinstance(strategy, IncrementalStrategy):
+        incremental = IncrementalExecutor(
+            inputs,
+            runner,
+            strategy,
+            outputs,
+            scheduler,
+            config.options(DecodeOptions),
+            max_slots=config.max_decode_slots or config.max_batch_size,
+            partial_interval=config.partial_decode_interval,
+            gate=gate,
+        )
+    elif not no_offline:
+        offline = OfflineExecutor(inputs, runner, strategy, outputs, scheduler, gate=gate)
     streaming = None
     if not no_streaming:
-        streaming = build_streaming(config, inputs, runner, strategy, outputs, offline=offline is not None)
+        listener = segmenter if config.endpoint_silence == "segmenter" else None
+        streaming = build_streaming(
+            config, inputs, runner, strategy, outputs, offline=offline is not None, segmenter=listener
+        )
     buffers = AudioBuffers(
         device, frontend.sample_rate, config.max_pinned_audio_seconds, config.max_pinned_audio_total_seconds
     )
@@ -181,8 +276,10 @@ def build_parts(config: EngineConfig) -> EngineParts:
         outputs=outputs,
         scheduler=scheduler,
         offline=offline,
+        incremental=incremental,
         streaming=streaming,
         audio_buffers=buffers,
+        segmenter=segmenter,
         no_streaming=no_streaming,
         no_offline=no_offline,
     )
@@ -194,6 +291,66 @@ def build_parts(config: EngineConfig) -> EngineParts:
     return parts
 
 
+def build_strategy(
+    config: EngineConfig,
+    strategy_cls: type[DecodeStrategy],
+    options: StrategyOptions,
+    runner: ModelRunner,
+    tokenizer: Tokenizer,
+    frontend: FeatureFrontend,
+) -> DecodeStrategy:
+    """The decode strategy; one that keeps requests in flight is told how many, and the bytes that they may take."""
+    context = DecodeContext(runner.model, tokenizer, options, runner.device, runner.dtype)
+    if issubclass(strategy_cls, IncrementalStrategy):
+        context.max_slots = config.max_decode_slots or config.max_batch_size
+        budget = config.decode_kv_budget_gib
+        if budget is None:
+            frames = round((frontend.window_seconds or _PROBE_SECONDS) / frontend.frame_seconds)
+            context.kv_budget_bytes = runner.available_bytes(
+                config.options(CacheOptions), frames, config.max_batch_size
+            )
+            context.kv_budget_derived = True
+        elif budget > 0:
+            context.kv_budget_bytes = int(budget * 2**30)
+    return strategy_cls(context)
+
+
+def build_segmenter(config: EngineConfig, frontend: FeatureFrontend) -> Segmenter | None:
+    """The configured segmenter; ``overlap`` where long audio is to be cut and none is named."""
+    if config.segmenter is None:
+        if config.segmenter_options:
+            raise ConfigError(f"segmenter_options={config.segmenter_options!r} without a segmenter; name it.")
+        if config.endpoint_silence == "segmenter":
+            raise ConfigError("endpoint_silence='segmenter' needs a segmenter; set segmenter, for example to 'vad'.")
+        if not config.long_form:
+            return None
+    name, options = config.segmenter or "overlap", dict(config.segmenter_options)
+    if name == "overlap":
+        options.setdefault("overlap_seconds", config.long_form_overlap_seconds)
+    elif "long_form_overlap_seconds" in config.model_fields_set:
+        raise ConfigError(f"long_form_overlap_seconds is read by segmenter 'overlap', not by {name!r}.")
+    cls: type[Segmenter] = registry("segmenters").get(name)
+    segmenter = cls.from_options(options, frontend.sample_rate)
+    if config.endpoint_silence == "segmenter" and not segmenter.offers_streams:
+        raise ConfigError(f"endpoint_silence='segmenter': segmenter {name!r} does not follow streams.")
+    return segmenter
+
+
+def build_gate(
+    config: EngineConfig, strategy: type[DecodeStrategy], segmenter: Segmenter | None, frontend: FeatureFrontend
+) -> SilenceGate | None:
+    """What keeps audio without speech away from the decoder, if anything does."""
+    name = config.silence_gate
+    if name == "off" or (name == "auto" and not strategy.invents_text):
+        return None
+    if name in ("auto", "signal"):
+        return SilenceGate()
+    if segmenter is not None and name == config.segmenter:
+        return SegmenterGate(segmenter)
+    cls: type[Segmenter] = registry("segmenters").get(name)
+    return SegmenterGate(cls.from_options({}, frontend.sample_rate))
+
+
 def build_streaming(
     config: EngineConfig,
     inputs: InputProcessor,
@@ -202,8 +359,12 @@ def build_streaming(
     outputs: OutputProcessor,
     *,
     offline: bool,
+    segmenter: Segmenter | None = None,
 ) -> StreamingExecutor:
-    """State store, backend and executor of the streams; ``offline``: the memory probe allows for offline forwards."""
+    """State store, backend and executor of the streams; ``offline``: the memory probe allows for offline forwards.
+
+    ``segmenter``: its silence ends segments, in place of the decoder's.
+    """
     settings, frontend = config.options(StreamingOptions), inputs.frontend
     probe_frames = None
     if offline:
@@ -218,6 +379,7 @@ def build_streaming(
         strategy,
         outputs,
         endpointing=config.options(EndpointOptions),
+        segmenter=segmenter,
         partial_interval=settings.partial_decode_interval,
     )
 
@@ -323,6 +485,19 @@ def parse_options(cls: type[_Options], values: Any, owner: str) -> _Options:
             else:
                 lines.append(f"{name}: {finding['msg'].removeprefix('Value error, ')} (got {finding['input']!r})")
         raise ConfigError(f"{owner}: " + "; ".join(lines)) from error
+
+
+def _resolved_long_form(config: EngineConfig, strategy: type[DecodeStrategy]) -> EngineConfig:
+    """``auto`` becomes a mode; windows that follow timestamps need a family that writes them."""
+    writes = "segment_timestamps" in strategy.honours
+    if config.long_form_mode == "auto":
+        return config.replace(long_form_mode="sequential" if writes else "parallel")
+    if config.long_form and config.long_form_mode == "sequential" and not writes:
+        raise ConfigError(
+            f"long_form_mode='sequential' needs timestamps that decode_method={config.decode_method!r} does not write; "
+            "use 'parallel'."
+        )
+    return config
 
 
 def _check_features(frontend: FeatureFrontend, model: BaseAsrModel, bundle: CheckpointBundle) -> None:

@@ -29,6 +29,8 @@ from oasr_core.executors.failures import failed
 from oasr_core.frontend.input import Waveform
 from oasr_core.hooks import Observers
 from oasr_core.locks import FairLock
+from oasr_core.long_requests import LongRequests
+from oasr_core.longform.plan import LongFormPlan
 from oasr_core.model_runner import Tap
 from oasr_core.request import DecodingOptions, Request, RequestOutput
 from oasr_core.step_loop import StepLoop
@@ -55,7 +57,8 @@ class ASREngine:
         self.load_report = self._parts.load_report
         self.observers = Observers()
         self._inputs = self._parts.inputs
-        self._loop = StepLoop(self._parts, self.observers)
+        long = LongRequests(self._parts.stamp, partial_interval=self.config.partial_decode_interval)
+        self._loop = StepLoop(self._parts, self.observers, long)
         self._serving = True
         self._admission = AdmissionThread(self._prepare) if self.config.overlap_admit else None
         if self.config.gc_freeze:
@@ -78,7 +81,7 @@ class ASREngine:
     @property
     def can_offline(self) -> bool:
         """Whether offline requests are served."""
-        return self._parts.offline is not None
+        return self._parts.offline is not None or self._parts.incremental is not None
 
     @property
     def frame_seconds(self) -> float:
@@ -92,9 +95,9 @@ class ASREngine:
 
     @property
     def num_running(self) -> int:
-        """Streams that hold a place."""
+        """Streams that hold a place, and requests whose tokens are being generated."""
         with self._lock:
-            return self._parts.scheduler.num_running
+            return self._loop.num_running
 
     @property
     def num_waiting(self) -> int:
@@ -365,34 +368,32 @@ class ASREngine:
             self._admission.submit((request, _own_memory(audio), sample_rate))
             return request.request_id
         samples = self._samples(audio, sample_rate)
-        self._attach(request, samples)
+        plan = self._attach(request, samples)
         with self._lock:
             if not self._serving:
                 raise RequestRefusedError("the engine has been closed")
             self._refuse_used(request.request_id)
             if owned:
                 self._loop.owned[request.request_id] = None
-            self._admit(request)
+            self._admit(request, plan)
         return request.request_id
 
-    def _attach(self, request: Request, samples: Tensor) -> None:
-        """Stamp whole audio on a request."""
-        request.num_samples = len(samples)
-        request.num_frames = self._inputs.num_frames(len(samples))
-        request.cost = self._parts.cost(request.num_frames)
-        request.audio_final = True
-        if request.streaming:
-            request.audio_chunks.append(samples)
-        else:
+    def _attach(self, request: Request, samples: Tensor) -> LongFormPlan | None:
+        """Stamp whole audio on a request, unless it is more than can be taken; a long one is planned."""
+        self._parts.stamp(request, samples)
+        if self._parts.is_long(request):
+            return self._parts.plan_long(samples, request.decoding)
+        if not request.streaming:
             self._refuse_too_long(request)
-            request.audio = samples
+        return None
 
     def _prepare(self, item: tuple[Request, Audio, int | None]) -> None:
         """On the admission thread: look at the audio without the lock; queue the request unless it was withdrawn."""
         request, audio, sample_rate = item
         error: Exception | None = None
+        plan: LongFormPlan | None = None
         try:
-            self._attach(request, self._samples(audio, sample_rate))
+            plan = self._attach(request, self._samples(audio, sample_rate))
         except Exception as caught:
             error = caught
         with self._lock:
@@ -401,24 +402,26 @@ class ASREngine:
                     self._loop.deliver(failed([request], "offline_prep", error))
                 else:
                     del self._loop.preparing[request.request_id]
-                    self._admit(request)
+                    self._admit(request, plan)
             self._changed.notify_all()
 
-    def _admit(self, request: Request) -> None:
-        self._loop.admit(request)
+    def _admit(self, request: Request, plan: LongFormPlan | None = None) -> None:
+        self._loop.admit(request, plan)
         self._changed.notify_all()
 
     def _refuse_too_long(self, request: Request) -> None:
         seconds = request.num_samples / self.sample_rate
         window = self._inputs.frontend.window_seconds
         if window is not None and seconds > window:
-            raise AudioTooLongError(f"{seconds:.1f} s of audio, the model's window is {window:.1f} s; cut it.")
+            raise AudioTooLongError(
+                f"{seconds:.1f} s of audio, the model's window is {window:.1f} s; set long_form=True, or cut it."
+            )
         limit = self._parts.runner.encoder.max_positions
         frames = self._parts.runner.encoder.output_frames(request.num_frames)
         if limit is not None and frames > limit:
             raise AudioTooLongError(
                 f"{seconds:.1f} s of audio give {frames} encoder frames, the model has positions for {limit} "
-                f"({limit * self.frame_seconds:.0f} s); cut it."
+                f"({limit * self.frame_seconds:.0f} s); set long_form=True, or cut it."
             )
 
     def _find(self, request_id: str) -> Request:

@@ -129,6 +129,10 @@ class ModelRunner:
         """Memory for a derived pool; nothing is measured unless a capacity was left unset."""
         if cache.max_num_blocks is not None or not cache.use_paged_cache:
             return None
+        return self.available_bytes(cache, frames, max_streams)
+
+    def available_bytes(self, cache: CacheOptions, frames: int, max_streams: int) -> int | None:
+        """Memory that a pool may take beside a forward of ``max_streams`` rows of ``frames`` feature frames."""
         if self.device.type == "cpu":
             return available_on_cpu(cache)
         return self._probe_cuda(cache, frames, max_streams) if self.device.type == "cuda" else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from oasr_core.decoding.alignment import Seconds, align_words, seconds, token_times
-from oasr_core.decoding.base import Hypotheses, Hypothesis
+from oasr_core.decoding.base import Hypotheses, Hypothesis, TokenSpan
 from oasr_core.decoding.endpoint import cut
 from oasr_core.errors import PluginContractError
 from oasr_core.request import DecodingOptions, FinishReason, RequestOutput, Segment, WordTiming
@@ -84,7 +85,7 @@ class OutputProcessor:
         best = hyps.best
         nbest = hyps.nbest[: options.n_best]
         texts = [self.tokenizer.decode(hyp.tokens) for hyp in nbest]
-        times = token_times(best.frames, self.frame_seconds, duration) if best.frames is not None else None
+        times = self._times(best, duration)
         posteriors = _posteriors(best)
         words = self._words(texts[0], best, times, posteriors) if options.word_timestamps else None
         return RequestOutput(
@@ -95,25 +96,81 @@ class OutputProcessor:
             finished=True,
             is_segment_final=True,
             stable_prefix_chars=len(texts[0]),
-            segments=self._cut_segments(best, boundaries, options, duration)
-            if boundaries
-            else _segments(texts[0], times, words, duration),
+            segments=self._final_segments(hyps, texts[0], times, words, boundaries, options, duration),
             words=words,
             timestamps=[start for start, _ in times] if times is not None else None,
-            confidence=math.fsum(posteriors) / len(posteriors) if posteriors else None,
+            confidence=self._confidence(best, posteriors),
             nbest_texts=texts,
             language=hyps.language,
+            language_prob=_plain(hyps.language_prob),
             no_speech_prob=_plain(hyps.no_speech_prob),
             unencoded_hotwords=list(hyps.unencoded_hotwords),
+            consumed_seconds=_plain(hyps.consumed_seconds),
+            temperature=_plain(hyps.temperature),
             finish_reason="length" if hyps.reached_cap and finish_reason == "stop" else finish_reason,
         )
 
     def segments(self, hyp: Hypothesis, options: DecodingOptions, duration: float) -> list[Segment]:
         """A finished part of a hypothesis, as one segment; none without text."""
         text = self.tokenizer.decode(hyp.tokens)
-        times = token_times(hyp.frames, self.frame_seconds, duration) if hyp.frames is not None else None
+        times = self._times(hyp, duration)
         words = self._words(text, hyp, times, _posteriors(hyp)) if options.word_timestamps else None
         return _segments(text, times, words, duration)
+
+    def _times(self, hyp: Hypothesis, duration: float) -> list[Seconds] | None:
+        if hyp.frames is None:
+            return None
+        return token_times(hyp.frames, self.frame_seconds, duration, hyp.end_frames)
+
+    def _confidence(self, best: Hypothesis, posteriors: Sequence[float] | None) -> float | None:
+        """The mean posterior of the tokens that spell something."""
+        if not posteriors:
+            return None
+        special = self.tokenizer.special_ids
+        spelled = [each for token, each in zip(best.tokens, posteriors, strict=True) if token not in special]
+        return fmean(spelled) if spelled else None
+
+    def _final_segments(
+        self,
+        hyps: Hypotheses,
+        text: str,
+        times: Sequence[Seconds] | None,
+        words: Sequence[WordTiming] | None,
+        boundaries: Sequence[int],
+        options: DecodingOptions,
+        duration: float,
+    ) -> list[Segment]:
+        """Cut where endpoints were, else where the model says; else one."""
+        if boundaries:
+            return self._cut_segments(hyps.best, boundaries, options, duration)
+        if hyps.segments is None:
+            return _segments(text, times, words, duration)
+        made = (self._marked_segment(hyps.best, span, options, times, duration) for span in hyps.segments)
+        return [segment for segment in made if segment is not None]
+
+    def _marked_segment(
+        self,
+        best: Hypothesis,
+        span: TokenSpan,
+        options: DecodingOptions,
+        times: Sequence[Seconds] | None,
+        duration: float,
+    ) -> Segment | None:
+        """A segment that the model marks, as long as its words where those are timed; ``None`` without text."""
+        inside = slice(span.first, span.last)
+        part = Hypothesis(best.tokens[inside])
+        text = self.tokenizer.decode(part.tokens)
+        if not text.strip():
+            return None
+        start, end = min(span.start, duration), min(span.end, duration)
+        if not options.word_timestamps:
+            return Segment(text, start, end)
+        posteriors = _posteriors(best)
+        own = None if posteriors is None else posteriors[inside]
+        words = self._words(text, part, None if times is None else times[inside], own)
+        if words:
+            start, end = words[0].start, words[-1].end
+        return Segment(text, start, end, tuple(words))
 
     def _cut_segments(
         self, best: Hypothesis, boundaries: Sequence[int], options: DecodingOptions, duration: float

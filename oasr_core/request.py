@@ -46,11 +46,16 @@ class DecodingOptions(BaseModel):
 
     n_best: int = Field(1, ge=1, description="Hypotheses wanted in the output.")
     word_timestamps: bool = Field(False, description="Fill RequestOutput.words.")
+    segment_timestamps: bool = Field(False, description="Have the model write the times of its segments.")
     max_new_tokens: int | None = Field(None, ge=1, description="Cap of generated tokens (448 where it applies).")
     temperature: float = Field(0.0, ge=0.0, le=100.0, description="Sampling temperature, 0 is greedy.")
+    seed: int | None = Field(None, ge=0, lt=2**63, description="Seed of what is sampled; None: 0.")
     top_k: int = Field(0, ge=0, description="Sample among the k best, 0 for all.")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Sample within this probability mass.")
     prompt: str | None = Field(None, description="Text that conditions the decoder.")
+    context_tokens: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="Ids that were said before this audio, timestamps included; they follow the prompt's text."
+    )
     task: str | None = Field(None, description="transcribe or translate.")
     language: str | None = Field(None, description="Primary language subtag, lower case.")
     endpointing: bool | None = Field(None, description="Report ends of segments; None: as the engine is configured.")
@@ -106,7 +111,10 @@ class RequestOutput:
     ``text`` is cumulative. ``tokens`` holds the ids of each of the n best hypotheses, ``scores`` their log scores.
     The first ``stable_prefix_chars`` characters of ``text`` are never taken back, and never become fewer.
     ``timestamps`` are the start seconds of the best hypothesis' tokens. ``words`` is ``None`` when not asked for.
-    ``unencoded_hotwords`` are the phrases that the tokenizer cannot encode, which had no effect.
+    ``language_prob`` is that of a detected ``language``. ``unencoded_hotwords`` are the phrases that the tokenizer
+    cannot encode, which had no effect. ``consumed_seconds`` is how much of the audio the text accounts for where the
+    model may stop short of its end (``None``: all of it), and ``temperature`` the last one that was tried, where the
+    decoder tries several.
     """
 
     request_id: str
@@ -122,8 +130,11 @@ class RequestOutput:
     confidence: float | None = None
     nbest_texts: list[str] = field(default_factory=list)
     language: str | None = None
+    language_prob: float | None = None
     no_speech_prob: float | None = None
     unencoded_hotwords: list[str] = field(default_factory=list)
+    consumed_seconds: float | None = None
+    temperature: float | None = None
     finish_reason: FinishReason | None = None
     error_stage: str | None = None
     error: str | None = None

@@ -90,7 +90,13 @@ _AXES = (
         kind="instance",
         required=("description", "licence", "languages", "sample_rate"),
     ),
-    Axis("segmenters", "oasr.segmenters", "segmenter"),
+    Axis(
+        "segmenters",
+        "oasr.segmenters",
+        "segmenter",
+        "oasr_core.segmenters.base:Segmenter",
+        required=("options_cls",),
+    ),
     Axis("output_transforms", "oasr.output_transforms", "output transform"),
     Axis("commands", "oasr.commands", "CLI command", "typer:Typer", kind="instance"),
     # Observers are not chosen by name; they share discovery, guarded loading and the allow and block lists.
@@ -123,7 +129,6 @@ FIRST_PARTY: Mapping[str, str] = {
     "decode_strategies/aed": "oasr-whisper",
     "decode_strategies/paraformer": "oasr-paraformer",
     "decode_strategies/llm": "oasr-llm",
-    "frontends/whisper_logmel": "oasr-whisper",
     "frontends/nemotron_logmel": "oasr-nemotron",
     "segmenters/vad": "oasr-vad",
     "pretrained/demo-digits": "oasr-demo-digits",
@@ -139,8 +144,6 @@ PLANNED = frozenset(
         "oasr-paraformer",
         "oasr-ray",
         "oasr-server",
-        "oasr-vad",
         "oasr-wfst",
-        "oasr-whisper",
     }
 )

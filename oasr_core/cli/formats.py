@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from oasr_core.errors import ConfigError, OasrError
-from oasr_core.request import RequestOutput
+from oasr_core.request import RequestOutput, WordTiming
 
 #: Limits of one subtitle cue: characters a line, lines, seconds, and the silence in seconds that ends a cue. A shorter
 #: cue than the least number of seconds stays until then where no other follows: words of a few frames would only flash.
@@ -21,6 +21,11 @@ MAX_LINE_CHARS = 42
 MAX_LINES = 2
 MIN_CUE_SECONDS, MAX_CUE_SECONDS = 0.8, 7.0
 MAX_GAP_SECONDS = 0.8
+
+
+_CUT_SHORT = "the cap of generated tokens was reached, or a stream's history is full"
+
+_OPTIONAL_FIELDS = ("language", "language_prob", "no_speech_prob", "temperature")
 
 
 class OutputFormat(StrEnum):
@@ -63,17 +68,26 @@ class FileResult:
         return self.output
 
     def record(self) -> dict[str, Any]:
-        """The JSON object of this file: ``{"file", "error"}``, or the transcript with its best ids and score."""
-        if self.output is None:
+        """The JSON object of this file: ``{"file", "error"}``, or the transcript with its best ids and score.
+
+        What only some decode families find out (``_OPTIONAL_FIELDS``) is there where they did.
+        """
+        output = self.output
+        if output is None:
             return {"file": self.file, "error": self.error}
-        words = self.output.words
+        optional = {name: getattr(output, name) for name in _OPTIONAL_FIELDS}
         return {
             "file": self.file,
-            "text": self.output.text,
-            "tokens": self.output.tokens[0] if self.output.tokens else [],
-            "score": _finite(self.output.scores[0] if self.output.scores else None),
-            "words": None if words is None else [_finite_fields(asdict(word)) for word in words],
-            "finish_reason": self.output.finish_reason,
+            "text": output.text,
+            "tokens": output.tokens[0] if output.tokens else [],
+            "score": _finite(output.scores[0] if output.scores else None),
+            "words": _word_records(output.words),
+            "segments": [
+                {"text": each.text, "start": each.start, "end": each.end, "words": _word_records(each.words)}
+                for each in output.segments
+            ],
+            **{name: value for name, value in optional.items() if value is not None},
+            "finish_reason": output.finish_reason,
             "duration": self.duration,
         }
 
@@ -81,6 +95,10 @@ class FileResult:
 def _finite(value: float | None) -> float | None:
     """JSON has no infinities."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def _word_records(words: Iterable[WordTiming] | None) -> list[dict[str, Any]] | None:
+    return None if words is None else [_finite_fields(asdict(word)) for word in words]
 
 
 def _finite_fields(record: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +138,9 @@ class _Piece(NamedTuple):
 
 
 def subtitle_cues(output: RequestOutput, duration: float | None = None) -> list[Cue]:
-    """Cut a transcript into cues at its words, or at its segments where it has no word times.
+    """Cut a transcript into cues at its segments, and at its words where it is one segment or one is too long.
+
+    Where there are no word times, those of a segment are shared among its words.
 
     ``duration`` of the audio in seconds: no short cue is prolonged beyond it.
     Raises ``OasrError`` where there is text but neither words nor segments carry times.
@@ -166,8 +186,8 @@ def _clock(milliseconds: int, separator: str) -> str:
 
 
 def _timed_pieces(output: RequestOutput) -> list[list[_Piece]]:
-    """Runs of words that no cue joins: all words, or those of each segment."""
-    if output.words:
+    """Runs of words that no cue joins: those of each segment, or all where there are not several segments."""
+    if output.words and len(output.segments) < 2:
         return [_glued(output.text, [(word.word, word.start, word.end) for word in output.words])]
     runs: list[list[_Piece]] = []
     for segment in output.segments:
@@ -234,24 +254,57 @@ def _fit(piece: _Piece) -> list[_Piece]:
 
 def _cut(pieces: Sequence[_Piece]) -> list[tuple[float, float, tuple[str, ...]]]:
     """Group pieces into cues within the limits; returns start, end (seconds) and lines of each."""
-    cues: list[tuple[float, float, tuple[str, ...]]] = []
-    start = end = 0.0
-    lines: list[str] = []
+    groups = [group for stretch in _stretches(pieces) for group in _filled(stretch)]
+    return [(group[0].start, group[-1].end, tuple(_lines(group))) for group in groups]
+
+
+def _stretches(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Cut where a silence ends a cue."""
+    stretches: list[list[_Piece]] = []
     for piece in pieces:
-        late = bool(lines) and (piece.start - end > MAX_GAP_SECONDS or piece.end - start > MAX_CUE_SECONDS)
-        joined = lines[-1] + piece.glue + piece.word if lines else ""
-        if lines and not late and len(joined) <= MAX_LINE_CHARS:
-            lines[-1] = joined
-        elif lines and not late and len(lines) < MAX_LINES:
-            lines.append(piece.word)
+        if stretches and piece.start - stretches[-1][-1].end <= MAX_GAP_SECONDS:
+            stretches[-1].append(piece)
         else:
-            if lines:
-                cues.append((start, end, tuple(lines)))
-            start, lines = piece.start, [piece.word]
-        end = piece.end
-    if lines:
-        cues.append((start, end, tuple(lines)))
-    return cues
+            stretches.append([piece])
+    return stretches
+
+
+def _filled(stretch: Sequence[_Piece]) -> list[list[_Piece]]:
+    """Cues as full as the limits let them be; the last two share evenly, so that no lone word is left to flash."""
+    groups: list[list[_Piece]] = []
+    for piece in stretch:
+        if groups and _fits([*groups[-1], piece]):
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    if len(groups) > 1:
+        rest = [*groups[-2], *groups[-1]]
+        halves = [(rest[:at], rest[at:]) for at in range(1, len(rest))]
+        groups[-2:] = min((pair for pair in halves if all(map(_fits, pair))), key=_unevenness, default=groups[-2:])
+    return groups
+
+
+def _unevenness(halves: tuple[list[_Piece], list[_Piece]]) -> int:
+    first, second = (sum(len(piece.glue + piece.word) for piece in half) for half in halves)
+    return abs(first - second)
+
+
+def _fits(group: Sequence[_Piece]) -> bool:
+    """Whether pieces make one cue; a single piece always does."""
+    if len(group) == 1:
+        return True
+    return group[-1].end - group[0].start <= MAX_CUE_SECONDS and len(_lines(group)) <= MAX_LINES
+
+
+def _lines(group: Sequence[_Piece]) -> list[str]:
+    lines = [group[0].word]
+    for piece in group[1:]:
+        joined = lines[-1] + piece.glue + piece.word
+        if len(joined) <= MAX_LINE_CHARS:
+            lines[-1] = joined
+        else:
+            lines.append(piece.word)
+    return lines
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -304,7 +357,7 @@ class ResultWriter:
         if result.error is not None:
             self._fail(result.file, f"{result.error} {result.hint}".rstrip())
         elif result.transcript().finish_reason == "length":
-            self._err.write(f"warning: {result.file}: the transcript is cut short, the stream's history is full\n")
+            self._err.write(f"warning: {result.file}: the transcript is cut short: {_CUT_SHORT}\n")
         try:
             if self._paths is not None:
                 self._write_file(self._paths[index], result)

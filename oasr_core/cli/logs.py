@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -44,16 +44,24 @@ class LineFormatter(logging.Formatter):
         return line
 
 
+def _write(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
 class LineHandler(logging.Handler):
-    """Writes to what standard error is at the time of the record."""
+    """Writes to what standard error is at the time of the record, or through :attr:`write`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.write: Callable[[str], None] = _write
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
         if record.name == _FAILURES and not debug_wanted():
             return
         try:
-            sys.stderr.write(self.format(record) + "\n")
-            sys.stderr.flush()
+            self.write(self.format(record))
         except Exception:  # logging must not end the program; handleError tells it where logging.raiseExceptions is set
             self.handleError(record)
 
@@ -80,6 +88,19 @@ def log_lines() -> Iterator[None]:
         logging.getLogger().removeHandler(handler)
         for logger, usual in before.items():
             logger.setLevel(usual)
+
+
+@contextmanager
+def lines_through(write: Callable[[str], None]) -> Iterator[None]:
+    """Hand log lines to ``write`` meanwhile: to whatever draws on the terminal that they would be written to."""
+    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, LineHandler)]
+    for handler in handlers:
+        handler.write = write
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.write = _write
 
 
 def _packages() -> set[str]:

@@ -16,7 +16,12 @@ from oasr_core.errors import ConfigError, OasrError, did_you_mean
 
 _EXAMPLES = {"--set": "max_batch_size=8", "--decode-option": "beam_size=8"}
 #: Options whose names are not those of their fields.
-_OPTION_NAMES = {"ckpt_dir": "--model", "decode_options": "--decode-option", "max_batch_size": "--batch-size"}
+_OPTION_NAMES = {
+    "ckpt_dir": "--model",
+    "decode_options": "--decode-option",
+    "max_batch_size": "--batch-size",
+    "long_form_mode": "--long-form",
+}
 
 
 class Flags(dict[str, Any]):
@@ -155,10 +160,18 @@ def engine_flags(
     settings: Sequence[str] = (),
     decode_options: Sequence[str] = (),
     model: str | None = None,
+    beam_size: int | None = None,
     **named: Any,
 ) -> Flags:
     """All ``EngineConfig`` fields that the command line sets; ``named`` are fields with options of their own."""
     options = parse_assignments(decode_options, "--decode-option") if decode_options else None
+    if beam_size is not None:
+        options = options or {}
+        if options.setdefault("beam_size", beam_size) != beam_size:
+            raise ConfigError(
+                f"beam_size is given twice: {options['beam_size']!r} by --decode-option and {beam_size} by its own "
+                "option; drop one"
+            )
     own = {"ckpt_dir": model, "decode_options": options, **named}
     given = parse_assignments(settings, "--set")
     origins = {name: f"--set {name}" for name in given} | {

@@ -50,16 +50,21 @@ def word_spans(text: str) -> list[Span]:
     return spans
 
 
-def token_times(frames: Sequence[int], frame_seconds: float, duration: float) -> list[Seconds]:
+def token_times(
+    frames: Sequence[int], frame_seconds: float, duration: float, end_frames: Sequence[int] | None = None
+) -> list[Seconds]:
     """Start and end seconds of tokens first emitted in ``frames`` (encoder frames of ``frame_seconds``).
 
-    A token lasts one frame, less where the next token or the end of the audio (``duration`` seconds) comes sooner.
+    A token lasts until its entry of ``end_frames``, one frame where there are none; less where the next token or the
+    end of the audio (``duration`` seconds) comes sooner.
     """
+    if end_frames is None:
+        end_frames = [frame + 1 for frame in frames]
     starts = [min(seconds(frame, frame_seconds), duration) for frame in frames]
     limits = [*starts, duration][1:]
     return [
-        (start, max(start, min(seconds(frame + 1, frame_seconds), limit)))
-        for frame, start, limit in zip(frames, starts, limits, strict=True)
+        (start, max(start, min(seconds(end, frame_seconds), limit)))
+        for end, start, limit in zip(end_frames, starts, limits, strict=True)
     ]
 
 

@@ -16,6 +16,10 @@ class EndpointOptions(BaseModel):
     endpoint_rules: list[EndpointRule] = Field(
         default_factory=lambda: list(DEFAULT_RULES), min_length=1, description="A segment ends when one rule holds."
     )
+    endpoint_silence: Literal["decoder", "segmenter"] = Field(
+        "decoder",
+        description="Whose silence the rules count: the decoder's (no token), or that of the configured segmenter.",
+    )
     endpoint_reset: Literal["none", "decoder"] = Field(
         "none",
         description="decoder: search anew behind an endpoint; forgets beam and context, words may change.",

@@ -20,6 +20,7 @@ from oasr_core.frontend.streaming import FeatureStream
 from oasr_core.model_runner import ModelRunner
 from oasr_core.outputs import OutputProcessor, TextState
 from oasr_core.request import FinishReason, Request, RequestOutput, RequestState
+from oasr_core.segmenters.base import Segmenter, SpeechStream
 from oasr_core.streaming.base import StreamChunk, StreamingEncoderBackend
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class _Live:
     session: Session
     text: TextState
     endpointer: Endpointer | None = None
+    #: The segmenter's ear on the stream, where its silence is the one that counts.
+    speech: SpeechStream | None = None
     #: What was said before the decoder was reset, and the encoder frame at which it was.
     before: Hypothesis | None = None
     reset_frame: int = 0
@@ -63,8 +66,10 @@ class StreamingExecutor:
         outputs: OutputProcessor,
         *,
         endpointing: EndpointOptions,
+        segmenter: Segmenter | None = None,
         partial_interval: int = 1,
     ) -> None:
+        """``segmenter``: counts the silence of endpoints in place of the decoder."""
         self._inputs = inputs
         self._runner = runner
         self._backend = backend
@@ -73,6 +78,7 @@ class StreamingExecutor:
         self._outputs = outputs
         self._partial_interval = partial_interval
         self._endpointing = endpointing
+        self._segmenter = segmenter
         self._frame_seconds = inputs.frontend.frame_seconds * runner.encoder.subsampling_rate
         self._live: dict[str, _Live] = {}
 
@@ -83,15 +89,15 @@ class StreamingExecutor:
             undo.callback(self._strategy.close, session)
             self._backend.open(request.request_id)
             undo.callback(self._backend.close, request.request_id)
-            features, text = self._inputs.open_stream(), self._outputs.open()
+            live = _Live(request, self._inputs.open_stream(), session, self._outputs.open())
+            wanted = request.decoding.endpointing
+            if self._endpointing.endpointing if wanted is None else wanted:
+                live.endpointer = Endpointer(self._endpointing.endpoint_rules, self._frame_seconds)
+                live.speech = self._segmenter.open_stream() if self._segmenter is not None else None
             undo.pop_all()
-        request.features = features
+        request.features = live.features
         request.state = RequestState.RUNNING
-        wanted = request.decoding.endpointing
-        endpointer = None
-        if self._endpointing.endpointing if wanted is None else wanted:
-            endpointer = Endpointer(self._endpointing.endpoint_rules, self._frame_seconds)
-        self._live[request.request_id] = _Live(request, features, session, text, endpointer)
+        self._live[request.request_id] = live
 
     def is_open(self, request: Request) -> bool:
         """Whether an admitted stream has been given its state."""
@@ -138,7 +144,14 @@ class StreamingExecutor:
 
     def _extract(self, live: list[_Live], step: StreamingStep) -> list[_Live]:
         """Move audio to the features: what the next window lacks, of all streams in one computation."""
-        fresh = [stream for stream in live if stream.request.has_pending_audio and self._take_audio(stream)]
+        fresh: list[_Live] = []
+        for stream in list(live):
+            try:
+                if stream.request.has_pending_audio and self._take_audio(stream):
+                    fresh.append(stream)
+            except Exception as error:  # a segmenter's
+                step.outputs += self._failed([stream], "streaming_features", error)
+                live = [other for other in live if other is not stream]
         if not fresh:
             return live
         step.progressed = True
@@ -175,6 +188,8 @@ class StreamingExecutor:
             else:
                 request.audio_chunks.popleft()
             features.append(chunk)
+            if stream.speech is not None:
+                stream.speech.push(chunk)
             wanted -= len(chunk)
             took = True
         if request.audio_final and not request.audio_chunks:
@@ -245,6 +260,9 @@ class StreamingExecutor:
         request = stream.request
         request.chunks_decoded += 1
         try:
+            if stream.speech is not None:
+                silence = stream.speech.trailing_silence_seconds
+                hyps.trailing_silence_frames = round(silence / self._frame_seconds)
             commit = None if stream.endpointer is None else stream.endpointer.update(hyps, request.offset)
             due = self._partial_interval > 0 and request.chunks_decoded % self._partial_interval == 0
             if commit is None and not due:

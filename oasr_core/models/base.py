@@ -293,6 +293,76 @@ class TransducerInterface(Protocol):
     joiner: TransducerJoiner
 
 
+@dataclass(frozen=True)
+class DecoderKV:
+    """Self-attention history of an autoregressive decoder: one key and one value per layer, head and token."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+class DecoderState(Protocol):
+    """The self-attention history of the rows of one decoder step, as the network sees it; the core owns the memory."""
+
+    def positions(self) -> Tensor:
+        """``(rows, tokens)`` int64: the position of each of this step's tokens in its own row."""
+        ...
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Append this step's keys and values; attend causally over each row's own history, this step included.
+
+        ``query`` ``(rows, tokens, heads, head_dim)``; ``key``, ``value`` ``(rows, tokens, kv_heads, head_dim)``; scores
+        are scaled by ``head_dim ** -0.5``. Returns ``(rows, tokens, heads, head_dim)``.
+        """
+        ...
+
+
+#: What an autoregressive decoder keeps of the audio: tensors with one entry per request on their first axis.
+DecoderMemory = tuple[Tensor, ...]
+
+
+@runtime_checkable
+class AutoregressiveInterface(Protocol):
+    """What every label-synchronous decoder offers: a step over tokens, history and memory.
+
+    ``memory`` holds one entry per request and ``tokens`` ``width`` consecutive rows per request (``width`` is
+    ``len(tokens) // len(memory[0])``), so that hypotheses of one request share what was computed from its audio.
+    """
+
+    kv: DecoderKV
+    vocab_size: int
+    #: Positions of the decoder: prompt and generated tokens together.
+    max_positions: int
+    #: Elements, in the model's dtype, that one request's memory takes.
+    memory_elements: int
+
+    def memory(self, hidden: Tensor, lengths: Tensor) -> DecoderMemory:
+        """Encoder output ``(requests, frames, dim)``, ``lengths`` ``(requests,)`` to what decoding needs of it."""
+        ...
+
+    def step(self, tokens: Tensor, state: DecoderState, memory: DecoderMemory) -> Tensor:
+        """Feed ``tokens`` ``(rows, n)`` int64; returns the hidden states ``(rows, n, dim)`` behind them."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``(..., dim)`` hidden states to ``(..., vocab)`` float32."""
+        ...
+
+
+@runtime_checkable
+class AedInterface(AutoregressiveInterface, Protocol):
+    """Interface ``aed``: an attention decoder over encoder frames, whose attention tells where a token was said."""
+
+    def cross_scores(self, tokens: Tensor, memory: DecoderMemory) -> Tensor:
+        """One teacher-forced pass over ``tokens`` ``(rows, n)`` int64, each row from its first position.
+
+        Returns ``(rows, heads, n, frames)`` float32: the scaled scores, before softmax, of the cross-attention heads
+        that align tokens with frames.
+        """
+        ...
+
+
 class BaseAsrModel(nn.Module, ABC):
     """A whole network: an encoder and the interfaces that decode strategies require."""
 

@@ -36,11 +36,16 @@ class Scheduler:
         batching: BatchingPolicy,
         partition: PartitionPolicy,
         *,
+        admit_window: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``admit_window``: seconds that an offline request waits for others to join its batch, ``max_wait_time`` at
+        most.
+        """
         self._options = options
         self._batching = batching
         self._partition = partition
+        self._admit_window = min(admit_window, options.max_wait_time)
         self._clock = clock
         self._arrivals = 0
         self._offline_waiting = WaitingQueue(shortest_first=batching.shortest_first)
@@ -82,10 +87,11 @@ class Scheduler:
             if request in queue:
                 queue.remove(request)
 
-    def schedule(self) -> SchedulerOutput:
-        """Admit streams into free places and choose one offline batch."""
+    def schedule(self, offline_room: int | None = None) -> SchedulerOutput:
+        """Admit streams into free places and choose one offline batch, of at most ``offline_room`` requests."""
         admitted = self._admit_streams()
-        return SchedulerOutput(admitted, list(self._running.values()), self._next_batch())
+        room = self._options.max_batch_size if offline_room is None else min(offline_room, self._options.max_batch_size)
+        return SchedulerOutput(admitted, list(self._running.values()), self._next_batch(room))
 
     def split_offline_batch(self, costs: Sequence[int], encoder_frames: Sequence[int]) -> list[MicroBatch]:
         """Cut a batch into micro-batches; indices refer to the batch's order, and each appears exactly once."""
@@ -100,11 +106,15 @@ class Scheduler:
 
     def hold_seconds(self) -> float | None:
         """How long, at most, requests that could run are still held back for a preferred size; ``None``: none is."""
-        held = [self._offline_waiting]
-        if len(self._running) < self._options.max_batch_size:
-            held.append(self._streaming_waiting)
-        arrivals = [arrival for queue in held if (arrival := queue.oldest_arrival()) is not None]
-        return max(min(arrivals) + self._options.max_wait_time - self._clock(), 0.0) if arrivals else None
+        now, wait = self._clock(), self._options.max_wait_time
+        ends: list[float] = []
+        offline = self._offline_waiting.oldest_arrival()
+        if offline is not None:
+            ends.append(offline + (self._admit_window if now - offline < self._admit_window else wait))
+        stream = self._streaming_waiting.oldest_arrival()
+        if stream is not None and len(self._running) < self._options.max_batch_size:
+            ends.append(stream + wait)
+        return max(min(ends) - now, 0.0) if ends else None
 
     def _preferred(self, available: int) -> int:
         """The largest preferred size that ``available`` requests fill; 0 holds them back."""
@@ -136,28 +146,30 @@ class Scheduler:
             self._running[request.request_id] = request
         return chosen
 
-    def _next_batch(self) -> list[Request]:
+    def _next_batch(self, room: int) -> list[Request]:
         queue = self._offline_waiting
-        if not len(queue):
+        oldest = queue.oldest_arrival()
+        if oldest is None or room <= 0:
             return []
-        overdue = self._overdue(queue, self._options.max_batch_size)
-        batch = self._fill(overdue, queue) if overdue else self._selected(queue)
+        if len(queue) < room and self._clock() - oldest < self._admit_window:
+            return []
+        overdue = self._overdue(queue, room)
+        batch = self._fill(overdue, queue, room) if overdue else self._selected(queue, room)
         for request in batch:
             queue.remove(request)
         return batch
 
-    def _fill(self, overdue: list[Request], queue: WaitingQueue) -> list[Request]:
+    def _fill(self, overdue: list[Request], queue: WaitingQueue, room: int) -> list[Request]:
         """Overdue requests first, guards and preferred sizes skipped; then queue order up to the cap."""
         taken = {request.request_id for request in overdue}
-        room = self._options.max_batch_size - len(overdue)
         rest = (request for request in queue if request.request_id not in taken)
-        return overdue + list(islice(rest, room))
+        return overdue + list(islice(rest, room - len(overdue)))
 
-    def _selected(self, queue: WaitingQueue) -> list[Request]:
+    def _selected(self, queue: WaitingQueue, room: int) -> list[Request]:
         """The policy's choice; with preferred sizes, of the largest of them that its guards let it fill."""
         window = list(islice(queue.candidates(), max(self._batching.window(self._options), 1)))
         candidates = [Candidate(r.cost, r.priority, r.arrival) for r in window]
-        size = self._preferred(min(self._options.max_batch_size, len(window)))
+        size = self._preferred(min(room, len(window)))
         while size:
             options = self._options.model_copy(update={"max_batch_size": size})
             chosen = self._choice(candidates, options)

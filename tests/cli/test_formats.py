@@ -43,9 +43,29 @@ def test_record_has_the_documented_keys():
             {"word": "one", "start": 0.1, "end": 0.4, "confidence": None},
             {"word": "two", "start": 0.5, "end": 0.9, "confidence": None},
         ],
+        "segments": [],
         "finish_reason": "stop",
         "duration": 1.5,
     }
+
+
+def test_record_of_a_family_that_finds_out_more():
+    words = (WordTiming("two", 2.0, 2.5, 0.5),)
+    segments = [Segment("one", 0.0, 1.5), Segment("two", 2.0, 2.5, words)]
+    found = output("one two", segments=segments, language="de", no_speech_prob=0.25, temperature=0.0)
+    record = FileResult("a.wav", 3.0, found).record()
+    assert list(record)[:6] == ["file", "text", "tokens", "score", "words", "segments"]
+    assert list(record)[6:] == ["language", "no_speech_prob", "temperature", "finish_reason", "duration"]
+    assert record["segments"] == [
+        {"text": "one", "start": 0.0, "end": 1.5, "words": None},
+        {
+            "text": "two",
+            "start": 2.0,
+            "end": 2.5,
+            "words": [{"word": "two", "start": 2.0, "end": 2.5, "confidence": 0.5}],
+        },
+    ]
+    assert (record["language"], record["no_speech_prob"], record["temperature"]) == ("de", 0.25, 0.0)
 
 
 def test_record_of_an_empty_output_and_of_infinite_scores_is_valid_json():
@@ -211,6 +231,36 @@ def test_segments_serve_where_there_are_no_words():
     segments = [Segment("one two", 1.0, 2.0), Segment("three", 2.1, 3.0, (WordTiming("three", 2.2, 2.9),))]
     cues = subtitle_cues(output("one two three", segments=segments))
     assert cues == [(1000, 2000, ("one two",)), (2200, 3000, ("three",))]
+
+
+def test_no_cue_joins_two_of_several_segments():
+    words = [WordTiming(word, at, at + 0.3) for word, at in (("One.", 0.0), ("Two", 0.3), ("three.", 0.6))]
+    segments = [Segment("One.", 0.0, 0.3, tuple(words[:1])), Segment("Two three.", 0.3, 0.9, tuple(words[1:]))]
+    timed = [("One.", 0.0, 0.3), ("Two", 0.3, 0.6), ("three.", 0.6, 0.9)]
+    assert subtitle_cues(output("One. Two three.", timed, segments=segments)) == [
+        (0, 300, ("One.",)),
+        (300, 1100, ("Two three.",)),
+    ]
+    (alone,) = subtitle_cues(output("One. Two three.", timed, segments=[Segment("One. Two three.", 0.0, 0.9)]))
+    assert alone == (0, 900, ("One. Two three.",))
+
+
+def test_a_long_segment_is_cut_and_no_lone_word_is_left():
+    text = "It was not so much the loss of the cotton itself, but the fantasy, the hopes, the dreams"
+    for words in (None, tuple(WordTiming(word, i * 0.25, i * 0.25 + 0.25) for i, word in enumerate(text.split()))):
+        cues = subtitle_cues(output(text, segments=[Segment(text, 0.0, 5.0, words), Segment("built.", 5.0, 6.0)]))
+        assert [cue.lines for cue in cues] == [
+            ("It was not so much the loss of the cotton",),
+            ("itself, but the fantasy, the hopes, the", "dreams"),
+            ("built.",),
+        ]
+        assert cues[0].end_ms == cues[1].start_ms
+
+
+def test_a_segment_of_few_words_over_a_long_time_is_bounded():
+    cues = subtitle_cues(output("one two three", segments=[Segment("one two three", 0.0, 30.0), Segment("x", 30, 31)]))
+    assert " ".join(" ".join(cue.lines) for cue in cues) == "one two three x"
+    assert all(cue.end_ms - cue.start_ms <= formats.MAX_CUE_SECONDS * 1000 for cue in cues)
 
 
 def test_text_without_times_is_refused():

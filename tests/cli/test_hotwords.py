@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from oasr_core.cli.transcribe import app, collect_hotwords
+from oasr_core.cli.hotwords import collect_hotwords
+from oasr_core.cli.transcribe import app
 from oasr_core.errors import ConfigError
 
 

@@ -13,16 +13,16 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from rich.cells import cell_len
-from rich.console import Console
 from typer.testing import CliRunner
 
-from oasr_core.cli import transcribe as module
+from oasr_core.cli import transcriber as module
+from oasr_core.cli.display import Display
 from oasr_core.cli.formats import OutputFormat, ResultWriter
-from oasr_core.cli.transcribe import Display, Mode, Transcriber, app, check_files, plan
+from oasr_core.cli.transcribe import Mode, app, check_files, plan
+from oasr_core.cli.transcriber import Transcriber
 from oasr_core.errors import ConfigError, InvalidAudioError, OasrError, RequestRefusedError, UnknownRequestError
 from oasr_core.registry import registry
-from oasr_core.request import DecodingOptions, RequestOutput
+from oasr_core.request import DecodingOptions, RequestOutput, Segment
 
 
 class ScriptedEngine:
@@ -199,34 +199,30 @@ def test_partials_reach_the_display():
     assert display.seen == [(0, "abcdef", "ab", 0.002), (0, "abcdef", "abcd", 0.004)]
 
 
-def test_a_terminal_shows_bar_and_partials_and_is_left_clean():
-    terminal = io.StringIO()
-    console = Console(file=terminal, force_terminal=True, width=40, height=5, color_system=None)
-    text = "the end of a long partial transcript stays in sight: two seven"
-    with Display(2, console) as display:
-        display.partial(0, "some/folder/a-name-that-is-rather-long.wav", text, 1.0)
-        display.partial(1, "[b].wav", "你好世界" * 20, 1.0)
-        with display.hidden():
-            terminal.write("RESULT\n")
-        display.done(0)
-    drawn = terminal.getvalue()
-    assert "0/2" in drawn
-    lines = [line for line in re.split(r"[\r\n]|\x1b\[[0-9?]*[A-Za-z]", drawn) if line]
-    assert any(line.startswith("a-name-that-i: ") and line.rstrip().endswith("two seven") for line in lines)
-    assert any(line.startswith("[b].wav: ") for line in lines)
-    assert all(cell_len(line) <= 40 for line in lines)
-    assert "RESULT" in lines
-    assert drawn.rstrip().endswith("\x1b[2K")  # what was drawn last is erased
+def test_partials_of_whole_recordings_say_how_far_they_reach():
+    class Recording(Display):
+        seen: list[tuple[str, float]]
 
+        def partial(self, index: int, file: str, text: str, seconds: float) -> None:
+            self.seen.append((text, seconds))
 
-def test_partial_lines_are_written_once_each(capsys: pytest.CaptureFixture[str]):
-    display = Display(2, partial_lines=True)
-    for text in ("", "one", "one", "one two"):
-        display.partial(0, "a.wav", text, 1.28)
-    assert capsys.readouterr().err == "   1.28 s  a.wav: one\n   1.28 s  a.wav: one two\n"
-    display = Display(1, partial_lines=True)
-    display.partial(0, "a.wav", "one", 12.0)
-    assert capsys.readouterr().err == "  12.00 s  one\n"
+    class Windowed(ScriptedEngine):
+        """Tells of three windows before each final."""
+
+        def step(self) -> list[RequestOutput]:
+            (request_id,) = self.open
+            told = [
+                RequestOutput(request_id, "a", segments=[Segment("a", 0.0, 0.002)]),
+                RequestOutput(request_id, "a b", timestamps=[0.0, 0.003]),
+                RequestOutput(request_id, "a b c", consumed_seconds=0.004, timestamps=[0.0]),
+                RequestOutput(request_id, "a b c"),
+            ]
+            return [*told, *super().step()]
+
+    display = Recording(1)
+    display.seen = []
+    transcribe(Windowed(), ["abcdef"], display=display)
+    assert display.seen == [("a", 0.002), ("a b", 0.003), ("a b c", 0.004), ("a b c", 0.0)]
 
 
 # --- plan and checks ------------------------------------------------------------------------------------------------
@@ -354,13 +350,14 @@ def test_jsonl_and_one_bad_file(oasr_transcribe, wenet_digits: Path, tmp_path: P
     assert rows[1]["file"] == str(bad)
     assert f"error: {bad}: " in result.stderr
     for row, file in ((rows[0], one), (rows[2], three)):
-        assert list(row) == ["file", "text", "tokens", "score", "words", "finish_reason", "duration"]
+        assert list(row) == ["file", "text", "tokens", "score", "words", "segments", "finish_reason", "duration"]
         assert row["file"] == str(file)
         assert row["text"] == references(wenet_digits)[file.stem]
         assert [word["word"] for word in row["words"]] == row["text"].split()
         assert all(0 <= word["start"] <= word["end"] <= row["duration"] for word in row["words"])
         assert (row["finish_reason"], len(row["tokens"]) > 0) == ("stop", True)
         assert row["score"] < 0
+        assert [(each["text"], each["words"]) for each in row["segments"]] == [(row["text"], row["words"])]
 
 
 def test_streaming_gives_the_same_for_any_feed_and_batch(oasr_transcribe, wenet_digits: Path):
@@ -484,4 +481,4 @@ def test_a_real_terminal_shows_partials_and_the_pipe_gets_the_text(wenet_digits:
     shown = screen.decode()
     assert "streaming in chunks of 640 ms" in shown
     assert f"{file.name}: " in shown
-    assert "0/1" in shown
+    assert "0/1 files" in shown

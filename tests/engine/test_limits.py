@@ -192,8 +192,8 @@ def test_configuration_refusals(make_engine):
         make_engine(device="cpux")
     with pytest.raises(PluginError, match=r"fcfs \(oasr-core\), sjf \(oasr-core\), window"):
         make_engine(schedule_policy="sjff")
-    with pytest.raises(PluginError, match="oasr-wfst"):
-        make_engine(decode_method="ctc_wfst")
+    with pytest.raises(PluginError, match="oasr-llm"):
+        make_engine(decode_method="llm")
     with pytest.raises(ConfigError, match="unknown option 'beem'"):
         make_engine(decode_options={"beem": 3})
     with pytest.raises(CacheGeometryError, match="chunk_size=8 is larger than block_size_frames=4"):

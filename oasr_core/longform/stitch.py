@@ -1,0 +1,195 @@
+"""Outputs of windows, in order, become the one output of their request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from oasr_core.decoding.alignment import word_spans
+from oasr_core.longform.seam import Shared, find_seam, open_from
+from oasr_core.longform.units import Unit, units_of
+from oasr_core.request import FinishReason, RequestOutput, Segment, WordTiming
+from oasr_core.tokenizers.base import Tokenizer
+
+
+@dataclass(slots=True)
+class _Part:
+    """What is kept of a window's output besides its units; seconds from the start of the audio."""
+
+    start: float
+    end: float
+    segments: Sequence[Segment]
+    score: float
+    confidence: float | None
+    language: str | None
+    no_speech_prob: float | None
+    timed: bool
+    worded: bool
+    length: bool
+    #: The middles of the audio shared with the windows before and behind.
+    cut_before: float = 0.0
+    cut_after: float = float("inf")
+
+
+@dataclass(slots=True)
+class Stitcher:
+    """Joins windows one behind another.
+
+    Times become absolute, and never run backwards. Of a window's hypotheses the best counts; scores are summed. The
+    confidence is the mean over the kept tokens' windows, the language that of most windows with text (the first of
+    equals), ``no_speech_prob`` that of the window that is least likely to be without speech.
+    """
+
+    tokenizer: Tokenizer
+    units: list[Unit] = field(default_factory=list)
+    parts: list[_Part] = field(default_factory=list)
+    unencoded: list[str] = field(default_factory=list)
+
+    def append(
+        self, output: RequestOutput, start: float, end: float, shared: float = 0.0, until: float | None = None
+    ) -> list[int]:
+        """Take the output of the window from ``start`` to ``end`` seconds; returns the ids that the window keeps.
+
+        Its first ``shared`` seconds also end the window before: what both recognized there is kept once. Segments that
+        begin ``until`` seconds into the window, or later, are left out: the next window says them.
+        """
+        part = len(self.parts)
+        units = units_of(output, self.tokenizer, part, start)
+        tokens = list(output.tokens[0]) if output.tokens else []
+        if until is not None and output.segments:
+            first = next((i for i, u in enumerate(units) if output.segments[u.segment].start >= until), len(units))
+            left_out = sum(len(unit.tokens) for unit in units[first:])
+            del units[first:]
+            tokens = _closed(tokens, len(tokens) - left_out, self.tokenizer)
+        joint = _part(output, start, end, bool(units))
+        if shared > 0 and self.parts:
+            overlap = Shared(start, start + shared)
+            joint.cut_before = self.parts[-1].cut_after = overlap.middle
+            keep, skip = find_seam(self.units, units, overlap)
+            del self.units[keep:]
+            del units[:skip]
+        self.units += units
+        self.parts.append(joint)
+        self.unencoded += [phrase for phrase in output.unencoded_hotwords if phrase not in self.unencoded]
+        return tokens
+
+    def partial(self, request_id: str, next_start: float | None) -> RequestOutput:
+        """What can no longer change; the next window begins at ``next_start`` (``None``: it shares no audio)."""
+        kept = len(self.units)
+        if next_start is not None and self.parts and next_start < self.parts[-1].end:
+            kept = open_from(self.units, Shared(next_start, self.parts[-1].end))
+        return self._output(request_id, self.units[:kept])
+
+    def result(self, request_id: str) -> RequestOutput:
+        """The terminal output."""
+        output = self._output(request_id, self.units)
+        reason: FinishReason = "length" if any(part.length for part in self.parts) else "stop"
+        return replace(output, finished=True, is_segment_final=True, finish_reason=reason)
+
+    def _output(self, request_id: str, units: Sequence[Unit]) -> RequestOutput:
+        text = joined(units)
+        words = _words(units) if any(part.worded for part in self.parts) else None
+        spoken = [part for part in self.parts if part.language is not None]
+        return RequestOutput(
+            request_id=request_id,
+            text=text,
+            tokens=[[token for unit in units for token in unit.tokens]],
+            scores=[sum(part.score for part in self.parts)],
+            stable_prefix_chars=len(text),
+            segments=self._segments(units, words),
+            words=words,
+            timestamps=_rising([time for unit in units for time in unit.times])
+            if all(part.timed for part in self.parts)
+            else None,
+            confidence=self._confidence(units),
+            nbest_texts=[text],
+            language=Counter(part.language for part in spoken).most_common(1)[0][0] if spoken else None,
+            no_speech_prob=min(
+                (part.no_speech_prob for part in self.parts if part.no_speech_prob is not None), default=None
+            ),
+            unencoded_hotwords=list(self.unencoded),
+        )
+
+    def _confidence(self, units: Sequence[Unit]) -> float | None:
+        total = weight = 0.0
+        for part, members in groupby(units, key=lambda unit: unit.part):
+            confidence = self.parts[part].confidence
+            if confidence is not None:
+                count = sum(len(unit.tokens) for unit in members)
+                total, weight = total + count * confidence, weight + count
+        return total / weight if weight else None
+
+    def _segments(self, units: Sequence[Unit], words: Sequence[WordTiming] | None) -> list[Segment]:
+        """Segments of the kept units, each cut at the middle of shared audio."""
+        segments: list[Segment] = []
+        position = 0
+        for (index, segment), group in groupby(units, key=lambda unit: (unit.part, unit.segment)):
+            members, part = list(group), self.parts[index]
+            count = sum(len(unit.words) for unit in members)
+            own = None if words is None else tuple(words[position : position + count])
+            position += count
+            given = part.segments[segment] if part.segments else Segment("", 0.0, part.end - part.start)
+            begin = min(max(part.start + given.start, part.cut_before), part.cut_after)
+            end = max(min(part.start + given.end, part.cut_after), begin)
+            segments.append(Segment(joined(members).strip(), begin, end, own))
+        return segments
+
+
+def _closed(tokens: list[int], count: int, tokenizer: Tokenizer) -> list[int]:
+    """The first ``count`` tokens, and the one that closes them where it spells nothing: a timestamp."""
+    if count < len(tokens) and count and not tokenizer.decode([tokens[count]]):
+        count += 1
+    return tokens[:count]
+
+
+def joined(units: Sequence[Unit]) -> str:
+    """The text of ``units``; between two windows a space stands where the script has spaces."""
+    pieces: list[str] = []
+    for index, unit in enumerate(units):
+        seam = index > 0 and unit.part != units[index - 1].part
+        if seam and len(word_spans(units[index - 1].text[-1:] + unit.text[:1])) == 1 and not _spaced(units, index):
+            pieces.append(" ")
+        pieces.append(unit.text)
+    return "".join(pieces)
+
+
+def _spaced(units: Sequence[Unit], index: int) -> bool:
+    return units[index - 1].text[-1:].isspace() or units[index].text[:1].isspace()
+
+
+def _part(output: RequestOutput, start: float, end: float, spoken: bool) -> _Part:
+    return _Part(
+        start=start,
+        end=end,
+        segments=output.segments,
+        score=output.scores[0] if output.scores else 0.0,
+        confidence=output.confidence,
+        language=output.language if spoken else None,
+        no_speech_prob=output.no_speech_prob,
+        timed=output.timestamps is not None or not spoken,
+        worded=output.words is not None,
+        length=output.finish_reason == "length",
+    )
+
+
+def _words(units: Sequence[Unit]) -> list[WordTiming]:
+    """Words in order; one that reaches into the next window's first word ends there."""
+    words: list[WordTiming] = []
+    latest = 0.0
+    for unit in units:
+        for word in unit.words:
+            if words and words[-1].end > word.start:
+                words[-1] = replace(words[-1], end=max(word.start, words[-1].start))
+            start = max(word.start, latest)
+            words.append(replace(word, start=start, end=max(word.end, start)))
+            latest = start
+    return words
+
+
+def _rising(times: list[float]) -> list[float]:
+    latest = 0.0
+    for index, time in enumerate(times):
+        times[index] = latest = max(time, latest)
+    return times

@@ -1,0 +1,1 @@
+"""Voice activity detection for OASR: silero-vad's network, run with onnxruntime."""
