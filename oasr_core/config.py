@@ -73,7 +73,7 @@ class LongFormOptions(BaseModel):
     long_form_mode: Literal["parallel", "sequential", "auto"] = Field(
         "parallel",
         description="parallel cuts at once and decodes windows together; sequential begins each window where the last "
-        "one's timestamps end; auto is sequential where the decode family writes timestamps.",
+        "one's timestamps end; auto is sequential where the decode family writes timestamps and no segmenter is set.",
     )
     condition_on_previous_text: bool = Field(
         True, description="Sequential windows are given the text before them; False makes each stand alone."

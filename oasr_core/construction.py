@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from oasr_core.cache.options import CacheOptions
 from oasr_core.checkpoints.bundle import CheckpointBundle, TokenizerSpec
-from oasr_core.checkpoints.load import LoadReport, load_model
+from oasr_core.checkpoints.load import load_model
 from oasr_core.checkpoints.resolve import resolve_checkpoint
 from oasr_core.config import NO_EFFECT_YET, EngineConfig
-from oasr_core.decoding.base import DecodeContext, DecodeStrategy, Mode, StrategyOptions
+from oasr_core.decoding.base import DecodeContext, DecodeStrategy, StrategyOptions
 from oasr_core.decoding.incremental import IncrementalStrategy
 from oasr_core.decoding.options import DecodeOptions, EndpointOptions
-from oasr_core.errors import ConfigError, RequestRefusedError, did_you_mean
+from oasr_core.engine_parts import EngineParts
+from oasr_core.errors import ConfigError, did_you_mean
 from oasr_core.executors.incremental import IncrementalExecutor
 from oasr_core.executors.offline import OfflineExecutor
 from oasr_core.executors.streaming import StreamingExecutor
@@ -30,14 +27,10 @@ from oasr_core.frontend.input import InputProcessor
 from oasr_core.frontend.pinned import AudioBuffers
 from oasr_core.graphs.backends import EagerBackend, GraphBackend
 from oasr_core.graphs.options import GraphOptions
-from oasr_core.longform.parallel import ParallelPlan
-from oasr_core.longform.plan import LongFormPlan
-from oasr_core.longform.sequential import SequentialPlan
 from oasr_core.model_runner import ModelRunner
 from oasr_core.models.base import BaseAsrModel, PagedKV
 from oasr_core.outputs import OutputProcessor
 from oasr_core.registry import active_plugins, registry
-from oasr_core.request import DecodingOptions, Request
 from oasr_core.scheduling.options import BatchingOptions
 from oasr_core.scheduling.partition import partition_name
 from oasr_core.scheduling.scheduler import Scheduler
@@ -55,147 +48,6 @@ logger = logging.getLogger(__name__)
 _PROBE_SECONDS = 30.0
 
 _Options = TypeVar("_Options", bound="BaseModel")
-
-
-@dataclass
-class EngineParts:
-    """Everything that an engine owns. ``no_streaming`` and ``no_offline`` say why a mode is not served."""
-
-    config: EngineConfig
-    bundle: CheckpointBundle
-    load_report: LoadReport
-    parameters: int
-    device: torch.device
-    dtype: torch.dtype
-    inputs: InputProcessor
-    runner: ModelRunner
-    strategy: DecodeStrategy
-    tokenizer: Tokenizer
-    outputs: OutputProcessor
-    scheduler: Scheduler
-    offline: OfflineExecutor | None
-    incremental: IncrementalExecutor | None
-    streaming: StreamingExecutor | None
-    audio_buffers: AudioBuffers
-    segmenter: Segmenter | None = None
-    no_streaming: str = ""
-    no_offline: str = ""
-
-    @property
-    def frame_seconds(self) -> float:
-        """Seconds per encoder frame."""
-        return self.inputs.frontend.frame_seconds * self.runner.encoder.subsampling_rate
-
-    def cost(self, num_frames: int) -> int:
-        """What batching compares: a fixed-window frontend makes every request as long as its window."""
-        window = self.inputs.frontend.window_seconds
-        return num_frames if window is None else round(window / self.inputs.frontend.frame_seconds)
-
-    @cached_property
-    def max_samples(self) -> int | None:
-        """Samples that one forward can take, ``None`` without a limit."""
-        window, rate = self.inputs.frontend.window_seconds, self.inputs.frontend.sample_rate
-        limit = self.runner.encoder.max_positions
-        if window is not None:
-            longest = int(window * rate)
-        elif limit is not None:
-            longest = int(2 * limit * self.frame_seconds * rate)
-        else:
-            return None
-        if limit is None:
-            return longest
-        return bisect_right(range(longest + 1), limit, key=self._encoder_frames) - 1
-
-    def _encoder_frames(self, samples: int) -> int:
-        return self.runner.encoder.output_frames(self.inputs.num_frames(samples))
-
-    def stamp(self, request: Request, samples: Tensor) -> None:
-        """Put whole audio on a request, with what scheduling wants to know of it."""
-        request.num_samples = len(samples)
-        request.num_frames = self.inputs.num_frames(len(samples))
-        request.cost = self.cost(request.num_frames)
-        request.audio_final = True
-        if request.streaming:
-            request.audio_chunks.append(samples)
-        else:
-            request.audio = samples
-
-    def is_long(self, request: Request) -> bool:
-        """Whether a request is decoded in windows; in sequential mode the model's timestamps decide how many."""
-        limit = self.max_samples
-        if request.streaming or not self.config.long_form or limit is None or not request.num_samples:
-            return False
-        return self.config.long_form_mode == "sequential" or request.num_samples > limit
-
-    def plan_long(self, waveform: Tensor, options: DecodingOptions) -> LongFormPlan:
-        """How a long request is cut."""
-        limit = self.max_samples
-        if limit is None:
-            raise ConfigError("this model has no window to cut audio for")
-        samples, rate = len(waveform), self.inputs.frontend.sample_rate
-        if self.config.long_form_mode == "sequential":
-            return SequentialPlan(
-                samples,
-                rate,
-                self.outputs.tokenizer,
-                window_samples=limit,
-                decoding=options,
-                condition_on_previous_text=self.config.condition_on_previous_text,
-            )
-        if self.segmenter is None:
-            raise ConfigError("long audio is to be cut and there is no segmenter")
-        windows = self.segmenter.windows(waveform, limit)
-        return ParallelPlan(windows, samples, rate, self.outputs.tokenizer, max_in_flight=self.config.max_batch_size)
-
-    def stride_samples(self) -> int:
-        """Samples per encoder stride."""
-        if self.runner.backend is None:
-            raise ConfigError(f"this engine does not stream: {self.no_streaming}")
-        frames = self.runner.backend.geometry.stride
-        return round(frames * self.inputs.frontend.frame_seconds * self.inputs.frontend.sample_rate)
-
-    def validate(self, options: DecodingOptions, mode: Mode) -> None:
-        """Refuse, by name, request options that the strategy does not honour."""
-        always = {"n_best", "extra", "endpointing"}
-        for name in options.model_fields_set - always - self.strategy.honours:
-            if getattr(options, name) != type(options).model_fields[name].get_default(call_default_factory=True):
-                raise RequestRefusedError(
-                    f"decode method {self.config.decode_method!r} does not honour {name}={getattr(options, name)!r}; "
-                    f"it honours: {', '.join(sorted(self.strategy.honours | always))}."
-                )
-        if mode == "offline" and options.endpointing:
-            raise RequestRefusedError("endpointing=True is for streams; an offline request is one segment")
-        try:
-            self.strategy.request_options_cls.model_validate(options.extra)
-        except ValidationError as error:
-            raise RequestRefusedError(f"extra options of this request: {error}") from error
-        self.strategy.validate(options, mode)
-
-    def describe(self) -> dict[str, Any]:
-        """Facts in plain types, for the CLI and for bug reports."""
-        geometry = self.runner.backend.geometry if self.runner.backend is not None else None
-        encoder = self.runner.encoder
-        return {
-            "model": self.bundle.source,
-            "architecture": self.bundle.architecture,
-            "converter": self.bundle.converter,
-            "device": str(self.device),
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "sample_rate": self.inputs.frontend.sample_rate,
-            "vocab_size": self.runner.model.vocab_size,
-            "parameters": self.parameters,
-            "decode_method": self.config.decode_method,
-            "honours": sorted(self.strategy.honours),
-            "modes": [
-                name
-                for name, part in (("offline", self.offline or self.incremental), ("streaming", self.streaming))
-                if part
-            ],
-            "streaming_kind": encoder.streaming_kind,
-            "chunk_ms": None if geometry is None else round(geometry.output_frames * self.frame_seconds * 1000),
-            "num_left_chunks": self.config.num_left_chunks,
-            "max_batch_size": self.config.max_batch_size,
-        }
 
 
 def build_parts(config: EngineConfig) -> EngineParts:
@@ -326,6 +178,8 @@ def build_segmenter(config: EngineConfig, frontend: FeatureFrontend) -> Segmente
             return None
     name, options = config.segmenter or "overlap", dict(config.segmenter_options)
     if name == "overlap":
+        if "overlap_seconds" in options and "long_form_overlap_seconds" in config.model_fields_set:
+            raise ConfigError("long_form_overlap_seconds and segmenter_options overlap_seconds: set one of them.")
         options.setdefault("overlap_seconds", config.long_form_overlap_seconds)
     elif "long_form_overlap_seconds" in config.model_fields_set:
         raise ConfigError(f"long_form_overlap_seconds is read by segmenter 'overlap', not by {name!r}.")
@@ -439,22 +293,26 @@ def build_graphs(options: GraphOptions, device: torch.device) -> GraphBackend:
 
 
 def build_frontend(config: EngineConfig, bundle: CheckpointBundle) -> FeatureFrontend:
-    """The checkpoint's frontend; an explicit ``feature_config`` overrides it, loudly where it differs."""
+    """The checkpoint's frontend; ``feature_config`` or ``frontend_options`` override it, loudly where they differ."""
     frontend_cls: type[FeatureFrontend] = registry("frontends").get(bundle.feature.kind)
     trained = parse_options(frontend_cls.options_cls, bundle.feature.options, f"frontend {bundle.feature.kind!r}")
-    if config.feature_config is None:
+    if config.feature_config is not None and config.frontend_options:
+        raise ConfigError("feature_config and frontend_options both override the features; set one of them.")
+    if config.feature_config is not None:
+        source, given = "feature_config", config.feature_config.model_dump()
+    elif config.frontend_options:
+        source, given = "frontend_options", {**trained.model_dump(), **config.frontend_options}
+    else:
         return frontend_cls(trained, config.audio_scale)
-    given = config.feature_config
+    options = parse_options(frontend_cls.options_cls, given, source)
     changed = [
-        f"{name}: trained {getattr(trained, name)!r}, set {getattr(given, name)!r}"
-        for name in type(given).model_fields
-        if getattr(trained, name, None) != getattr(given, name)
+        f"{name}: trained {getattr(trained, name)!r}, set {getattr(options, name)!r}"
+        for name in type(options).model_fields
+        if getattr(trained, name) != getattr(options, name)
     ]
     if changed:
-        logger.warning("feature_config overrides the features that the model was trained on: %s", "; ".join(changed))
-    return frontend_cls(
-        parse_options(frontend_cls.options_cls, given.model_dump(), "feature_config"), config.audio_scale
-    )
+        logger.warning("%s overrides the features that the model was trained on: %s", source, "; ".join(changed))
+    return frontend_cls(options, config.audio_scale)
 
 
 def build_tokenizer(config: EngineConfig, bundle: CheckpointBundle) -> Tokenizer:
@@ -488,10 +346,18 @@ def parse_options(cls: type[_Options], values: Any, owner: str) -> _Options:
 
 
 def _resolved_long_form(config: EngineConfig, strategy: type[DecodeStrategy]) -> EngineConfig:
-    """``auto`` becomes a mode; windows that follow timestamps need a family that writes them."""
+    """``auto`` becomes a mode, by whether the family writes timestamps and no segmenter is named; ``sequential`` needs
+    such a family.
+    """
     writes = "segment_timestamps" in strategy.honours
     if config.long_form_mode == "auto":
-        return config.replace(long_form_mode="sequential" if writes else "parallel")
+        follows = writes and config.segmenter is None
+        return config.replace(long_form_mode="sequential" if follows else "parallel")
+    idle = config.endpoint_silence != "segmenter" and config.silence_gate != config.segmenter
+    if config.long_form and config.long_form_mode == "sequential" and config.segmenter is not None and idle:
+        raise ConfigError(
+            f"segmenter={config.segmenter!r} would have nothing to do: long_form_mode='sequential' cuts by timestamps."
+        )
     if config.long_form and config.long_form_mode == "sequential" and not writes:
         raise ConfigError(
             f"long_form_mode='sequential' needs timestamps that decode_method={config.decode_method!r} does not write; "
@@ -504,7 +370,7 @@ def _check_features(frontend: FeatureFrontend, model: BaseAsrModel, bundle: Chec
     """An overridden frontend still has to give the frames that the encoder takes, at the rate it was trained on."""
     if frontend.feature_dim != model.encoder.feature_dim:
         raise ConfigError(
-            f"the model takes {model.encoder.feature_dim} features a frame and feature_config gives "
+            f"the model takes {model.encoder.feature_dim} features a frame and the settings give "
             f"{frontend.feature_dim}; leave num_mel_bins, lfr_m and use_energy as the checkpoint has them."
         )
     trained = bundle.feature.options.get("sample_rate", frontend.sample_rate)

@@ -103,6 +103,7 @@ class OutputProcessor:
             nbest_texts=texts,
             language=hyps.language,
             language_prob=_plain(hyps.language_prob),
+            reached_final=hyps.reached_final,
             no_speech_prob=_plain(hyps.no_speech_prob),
             unencoded_hotwords=list(hyps.unencoded_hotwords),
             consumed_seconds=_plain(hyps.consumed_seconds),

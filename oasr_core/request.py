@@ -111,10 +111,11 @@ class RequestOutput:
     ``text`` is cumulative. ``tokens`` holds the ids of each of the n best hypotheses, ``scores`` their log scores.
     The first ``stable_prefix_chars`` characters of ``text`` are never taken back, and never become fewer.
     ``timestamps`` are the start seconds of the best hypothesis' tokens. ``words`` is ``None`` when not asked for.
-    ``language_prob`` is that of a detected ``language``. ``unencoded_hotwords`` are the phrases that the tokenizer
-    cannot encode, which had no effect. ``consumed_seconds`` is how much of the audio the text accounts for where the
-    model may stop short of its end (``None``: all of it), and ``temperature`` the last one that was tried, where the
-    decoder tries several.
+    ``language_prob`` is that of a detected ``language``. ``reached_final`` says, for a search in a graph, whether the
+    best path ends in one of its final states (``None``: no graph, or not at the end yet). ``unencoded_hotwords`` are
+    the phrases that the tokenizer cannot encode, which had no effect. ``consumed_seconds`` is how much of the audio the
+    text accounts for where the model may stop short of its end (``None``: all of it), and in partials of a long request
+    how much is dealt with; ``temperature`` the last one that was tried, where the decoder tries several.
     """
 
     request_id: str
@@ -131,6 +132,7 @@ class RequestOutput:
     nbest_texts: list[str] = field(default_factory=list)
     language: str | None = None
     language_prob: float | None = None
+    reached_final: bool | None = None
     no_speech_prob: float | None = None
     unencoded_hotwords: list[str] = field(default_factory=list)
     consumed_seconds: float | None = None

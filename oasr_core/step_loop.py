@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from oasr_core.construction import EngineParts
+from oasr_core.engine_parts import EngineParts
 from oasr_core.executors.failures import failed
 from oasr_core.hooks import Observers
 from oasr_core.long_requests import LongRequests

@@ -133,6 +133,7 @@ FIRST_PARTY: Mapping[str, str] = {
     "segmenters/vad": "oasr-vad",
     "pretrained/demo-digits": "oasr-demo-digits",
     "commands/serve": "oasr-server",
+    "commands/wfst": "oasr-wfst",
     "commands/ray": "oasr-ray",
 }
 
@@ -144,6 +145,5 @@ PLANNED = frozenset(
         "oasr-paraformer",
         "oasr-ray",
         "oasr-server",
-        "oasr-wfst",
     }
 )

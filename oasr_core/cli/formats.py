@@ -25,7 +25,7 @@ MAX_GAP_SECONDS = 0.8
 
 _CUT_SHORT = "the cap of generated tokens was reached, or a stream's history is full"
 
-_OPTIONAL_FIELDS = ("language", "language_prob", "no_speech_prob", "temperature")
+_OPTIONAL_FIELDS = ("language", "language_prob", "no_speech_prob", "temperature", "reached_final")
 
 
 class OutputFormat(StrEnum):

@@ -249,7 +249,7 @@ class AutoregressiveStrategy(IncrementalStrategy):
     def _join(self, group: DecodeGroup) -> None:
         """Merge; where memory is short for it the groups go on side by side."""
         mate = next((other for other in self._groups if other.kind == group.kind), None)
-        if mate is not None and self._settings.merge_groups:
+        if mate is not None and self._settings.merge_groups and mate.memory.fits(group.memory):
             try:
                 mate.extend(group)
                 return

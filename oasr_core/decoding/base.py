@@ -70,7 +70,8 @@ class Hypotheses:
     takes them back; the count never shrinks. ``segments`` are those that the model itself marks in the best one
     (``None``: it marks none), ``consumed_seconds`` how much of the audio they account for (``None``: all of it), and
     ``temperature`` the last one that was tried, at which the best was found unless none gave a good result.
-    ``language_prob`` is that of a detected ``language``.
+    ``language_prob`` is that of a detected ``language``. ``reached_final`` says, for a search in a graph, whether the
+    best path ends in one of its final states.
     """
 
     nbest: list[Hypothesis]
@@ -78,6 +79,7 @@ class Hypotheses:
     stable_tokens: int = 0
     language: str | None = None
     language_prob: float | None = None
+    reached_final: bool | None = None
     no_speech_prob: float | None = None
     segments: list[TokenSpan] | None = None
     consumed_seconds: float | None = None

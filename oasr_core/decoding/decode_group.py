@@ -88,6 +88,11 @@ class MemoryRows:
         """A view of one row, good until rows leave."""
         return tuple(tensor[index : index + 1] for tensor in self._tensors)
 
+    def fits(self, other: MemoryRows) -> bool:
+        """Whether the rows of ``other`` are of the same shape."""
+        pairs = zip(self._tensors, other._tensors, strict=True)
+        return all(mine.shape[1:] == theirs.shape[1:] for mine, theirs in pairs)
+
     def grow(self, more: int) -> None:
         """Be able to take in ``more`` rows."""
         wanted = self.count + more
@@ -150,11 +155,13 @@ class DecodeGroup:
         step = self.cache.begin(width, valid)
         hidden = self._head.step(tokens.to(self.cache.device), step, self.memory.view)
         self.cache.commit(step)
-        asking = [index for index, row in enumerate(self.rows) if row.probe is not None]
+        asking = [(index, row.probe) for index, row in enumerate(self.rows) if row.probe is not None]
+        places = [(index, count - 1) for index, count in enumerate(valid)] + asking
+        row, position = (torch.tensor(part, device=hidden.device) for part in zip(*places, strict=True))
+        logits = self._head.logits(hidden[row, position])
         if asking:
-            places = [self.rows[index].probe for index in asking]
-            probed([self.rows[index] for index in asking], self._head.logits(hidden[asking, places]))
-        self._open(self._head.logits(hidden[torch.arange(len(valid)), torch.tensor(valid) - 1]))
+            probed([self.rows[index] for index, _ in asking], logits[len(valid) :])
+        self._open(logits[: len(valid)])
 
     @torch.inference_mode()
     def step(self) -> None:

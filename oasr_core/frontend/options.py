@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -64,3 +64,7 @@ class FeatureOptions(BaseModel):
 
     audio_scale: float = Field(32768.0, gt=0, description="Multiplied into the waveform; unset: the checkpoint's.")
     feature_config: FeatureConfig | None = Field(None, description="Overrides the checkpoint's features (warned).")
+    frontend_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of the checkpoint's frontend, over what the checkpoint says (warned).",
+    )

@@ -25,9 +25,17 @@ class ParallelPlan(LongFormPlan):
         tokenizer: Tokenizer,
         *,
         max_in_flight: int = 8,
+        timed: bool = False,
+        keep_words: bool = True,
     ) -> None:
-        """``windows`` as :meth:`~oasr_core.segmenters.base.Segmenter.windows` cuts ``samples`` samples."""
-        super().__init__(samples, sample_rate, tokenizer)
+        """``windows`` as :meth:`~oasr_core.segmenters.base.Segmenter.windows` cuts ``samples`` samples.
+
+        ``timed``: the decode family times words, so windows that share audio are asked to, for the sake of the seams;
+        ``keep_words``: the request wants these words.
+        """
+        super().__init__(samples, sample_rate, tokenizer, keep_words=keep_words)
+        overlap = any(window.overlap_before for window in windows)
+        self._decoding = {"word_timestamps": True} if timed and overlap else {}
         self.windows = list(windows)
         self.max_in_flight = max_in_flight
         self._started = 0
@@ -60,7 +68,7 @@ class ParallelPlan(LongFormPlan):
         self._parts.setdefault(window, []).append((child, output))
         position = self._position_behind(child, output)
         if child.end - position >= round(LEAST_WINDOW * self.sample_rate):
-            self._rests.append(ChildSpec(self._count, position, child.end))
+            self._rests.append(ChildSpec(self._count, position, child.end, self._decoding))
             self._window_of[self._count] = window
             self._count += 1
             return
@@ -82,6 +90,6 @@ class ParallelPlan(LongFormPlan):
         first = self._started
         self._started = min(first + room - len(chosen), len(self.windows))
         for index in range(first, self._started):
-            chosen.append(ChildSpec(index, self.windows[index].start, self.windows[index].end))
+            chosen.append(ChildSpec(index, self.windows[index].start, self.windows[index].end, self._decoding))
             self._window_of[index] = index
         return chosen

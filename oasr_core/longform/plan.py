@@ -15,7 +15,6 @@ from oasr_core.longform.stitch import Stitcher
 from oasr_core.request import RequestOutput
 from oasr_core.tokenizers.base import Tokenizer
 
-
 #: Seconds by which every child advances at least, and of audio below which no child is started for what is left.
 LEAST_ADVANCE, LEAST_WINDOW = 0.02, 0.1
 
@@ -36,11 +35,14 @@ class ChildSpec:
 class LongFormPlan(ABC):
     """Children of one request, and the output that they are stitched to."""
 
-    def __init__(self, samples: int, sample_rate: int, tokenizer: Tokenizer) -> None:
-        """For ``samples`` samples at ``sample_rate`` Hz; ``tokenizer`` tells which tokens spell which words."""
+    def __init__(self, samples: int, sample_rate: int, tokenizer: Tokenizer, *, keep_words: bool = True) -> None:
+        """For ``samples`` samples at ``sample_rate`` Hz; ``tokenizer`` tells which tokens spell which words.
+
+        ``keep_words`` false leaves words out of the output, for children that had to time them anyway.
+        """
         self.samples = samples
         self.sample_rate = sample_rate
-        self._stitcher = Stitcher(tokenizer)
+        self._stitcher = Stitcher(tokenizer, keep_words)
         self._running: dict[int, ChildSpec] = {}
         self._failure: RequestOutput | None = None
 

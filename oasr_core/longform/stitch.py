@@ -24,7 +24,9 @@ class _Part:
     score: float
     confidence: float | None
     language: str | None
+    language_prob: float | None
     no_speech_prob: float | None
+    temperature: float | None
     timed: bool
     worded: bool
     length: bool
@@ -39,10 +41,12 @@ class Stitcher:
 
     Times become absolute, and never run backwards. Of a window's hypotheses the best counts; scores are summed. The
     confidence is the mean over the kept tokens' windows, the language that of most windows with text (the first of
-    equals), ``no_speech_prob`` that of the window that is least likely to be without speech.
+    equals) with the probability of the first window in it, ``no_speech_prob`` that of the window that is least likely
+    to be without speech, ``temperature`` the highest.
     """
 
     tokenizer: Tokenizer
+    keep_words: bool = True
     units: list[Unit] = field(default_factory=list)
     parts: list[_Part] = field(default_factory=list)
     unencoded: list[str] = field(default_factory=list)
@@ -90,8 +94,9 @@ class Stitcher:
 
     def _output(self, request_id: str, units: Sequence[Unit]) -> RequestOutput:
         text = joined(units)
-        words = _words(units) if any(part.worded for part in self.parts) else None
-        spoken = [part for part in self.parts if part.language is not None]
+        words = _words(units) if self.keep_words and any(part.worded for part in self.parts) else None
+        languages = Counter(part.language for part in self.parts if part.language is not None)
+        language = languages.most_common(1)[0][0] if languages else None
         return RequestOutput(
             request_id=request_id,
             text=text,
@@ -105,10 +110,12 @@ class Stitcher:
             else None,
             confidence=self._confidence(units),
             nbest_texts=[text],
-            language=Counter(part.language for part in spoken).most_common(1)[0][0] if spoken else None,
+            language=language,
+            language_prob=next((part.language_prob for part in self.parts if part.language == language), None),
             no_speech_prob=min(
                 (part.no_speech_prob for part in self.parts if part.no_speech_prob is not None), default=None
             ),
+            temperature=max((part.temperature for part in self.parts if part.temperature is not None), default=None),
             unencoded_hotwords=list(self.unencoded),
         )
 
@@ -167,7 +174,9 @@ def _part(output: RequestOutput, start: float, end: float, spoken: bool) -> _Par
         score=output.scores[0] if output.scores else 0.0,
         confidence=output.confidence,
         language=output.language if spoken else None,
+        language_prob=output.language_prob,
         no_speech_prob=output.no_speech_prob,
+        temperature=output.temperature,
         timed=output.timestamps is not None or not spoken,
         worded=output.words is not None,
         length=output.finish_reason == "length",

@@ -322,6 +322,9 @@ def test_defaults_of_fields_that_the_manual_lacks():
     config = EngineConfig()
     assert (config.cpu_memory_utilization, config.segmenter, config.output_transforms) == (0.5, None, [])
     assert config.hold_unstable_partials is False
+    assert (config.long_form_mode, config.condition_on_previous_text) == ("parallel", True)
+    assert (config.segmenter_options, config.frontend_options) == ({}, {})
+    assert (config.silence_gate, config.endpoint_silence) == ("auto", "decoder")
     assert (config.decoder_type, config.ctc_decoder_config, config.wfst_decoder_config) == (None, None, None)
 
 

@@ -141,10 +141,10 @@ def test_unknown_name_lists_owners_nearest_and_what_to_install(tokenizers):
     with pytest.raises(UnknownPluginError, match=r"comes from oasr-core"):
         tokenizers.get("acme:symbol_table")
     for axis, name, distribution in (
-        ("decode_strategies", "ctc_wfst", "oasr-wfst"),
+        ("decode_strategies", "llm", "oasr-llm"),
         ("decode_strategies", "ctc_wfst", "oasr-wfst"),
         ("models", "nemotron", "oasr-nemotron"),
-        ("models", "whisper", "oasr-whisper"),
+        ("models", "paraformer", "oasr-paraformer"),
         ("commands", "serve", "oasr-server"),
     ):
         with pytest.raises(UnknownPluginError, match=f"pip install {distribution}"):

