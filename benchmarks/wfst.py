@@ -6,8 +6,8 @@ The graph is made: a lexicon of random spellings over 499 tokens, a bigram with 
 ``oasr wfst build`` does (``--graph`` takes an image instead). Emissions follow random paths through it: 300 frames
 each, the path's label 9 above noise of deviation 2 before the softmax. Both decoders are given the same beam, at least
 30 and at most 10,000 active states, the same graph and log-probs, and no blank skipping; the cost of the best path has
-to be equal. Timed are decoding and best path: one utterance on one thread, and eight on two (kaldi-decoder, which has no
-batches, one after the other on one thread, and on two threads as two processes would share them). Best of three.
+to be equal. Timed are decoding and best path: one utterance on one thread, and eight on two (kaldi-decoder, which has
+no batches, one after the other on one thread, and on two threads of one process). Best of three.
 """
 
 from __future__ import annotations

@@ -142,7 +142,6 @@ def test_unknown_name_lists_owners_nearest_and_what_to_install(tokenizers):
         tokenizers.get("acme:symbol_table")
     for axis, name, distribution in (
         ("decode_strategies", "llm", "oasr-llm"),
-        ("decode_strategies", "ctc_wfst", "oasr-wfst"),
         ("models", "nemotron", "oasr-nemotron"),
         ("models", "paraformer", "oasr-paraformer"),
         ("commands", "serve", "oasr-server"),
