@@ -80,8 +80,8 @@ def test_a_configuration_that_builds_nothing_is_refused(tiny_bundle, config):
 
 
 def test_an_architecture_that_is_not_installed_is_named(tiny_bundle):
-    with pytest.raises(UnknownPluginError, match=r"No model named 'whisper'.*pip install oasr-whisper"):
-        load_model(replace(tiny_bundle, architecture="whisper"))
+    with pytest.raises(UnknownPluginError, match=r"No model named 'nemotron'.*pip install oasr-nemotron"):
+        load_model(replace(tiny_bundle, architecture="nemotron"))
 
 
 def test_random_initialisation_is_left_out_and_constants_are_not():

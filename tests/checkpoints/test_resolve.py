@@ -120,10 +120,10 @@ def test_a_known_format_is_that_of_a_plugin(tmp_path, files, distribution):
 
 
 def test_a_known_format_names_the_plugin_to_install(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_audio"}))
     with pytest.raises(
         CheckpointError,
-        match=r"It looks like a checkpoint for oasr-whisper \(config\.json with model_type: whisper\): pip install ",
+        match=r"It looks like a checkpoint for oasr-llm \(config\.json with model_type: qwen2_audio\): pip install ",
     ):
         resolve_checkpoint(tmp_path)
 
@@ -173,7 +173,7 @@ def test_a_missing_weights_file_names_the_setting(wenet_digits, tmp_path):
         resolve_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(("distribution", "planned"), [("oasr-whisper", True), ("oasr-ctc", False)])
+@pytest.mark.parametrize(("distribution", "planned"), [("oasr-llm", True), ("oasr-whisper", False)])
 def test_hints_say_what_may_not_be_published(distribution, planned):
     assert how_to_install(distribution) == f"pip install {distribution}" + ", where it is published" * planned
 
@@ -201,8 +201,8 @@ def test_an_unknown_architecture_lists_the_known_ones(install, directory, make_c
     install(one=make_converter(20, architectures=("tiny",)))
     with pytest.raises(CheckpointError, match=r"architecture 'tinny'. Known: .*one.*tiny.*Did you mean 'tiny'"):
         resolve_checkpoint(directory, architecture="tinny")
-    with pytest.raises(CheckpointError, match=r"architecture 'whisper'.*pip install oasr-whisper"):
-        resolve_checkpoint(directory, architecture="whisper")
+    with pytest.raises(CheckpointError, match=r"architecture 'nemotron'.*pip install oasr-nemotron"):
+        resolve_checkpoint(directory, architecture="nemotron")
 
 
 def test_a_file_is_offered_alone_and_then_as_weights_of_its_directory(install, directory, make_converter, bundle):

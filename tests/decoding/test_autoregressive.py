@@ -15,7 +15,8 @@ from oasr_core.decoding.autoregressive import AutoregressiveOptions
 from oasr_core.decoding.base import DecodeContext, NoOptions
 from oasr_core.decoding.budget import StepBudget
 from oasr_core.decoding.decode_group import MemoryRows
-from oasr_core.errors import CachePoolExhausted, RequestRefusedError
+from oasr_core.decoding.incremental import IncrementalRequest
+from oasr_core.errors import CachePoolExhausted, ConfigError, RequestRefusedError
 from oasr_core.request import DecodingOptions
 
 WAYS = {
@@ -270,12 +271,13 @@ def test_a_second_attempt_that_fails_costs_its_request_alone(toy):
     assert not strategy.has_pending()
 
 
-def test_groups_that_cannot_merge_go_on_side_by_side(toy, monkeypatch, caplog):
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_groups_that_cannot_merge_go_on_side_by_side(toy, monkeypatch, caplog, error):
     out, requests = toy.requests(6, seed=13)
     expected = toy.alone(out, requests)
 
-    def short(self, more):
-        raise MemoryError
+    def short(self, more, most):
+        raise error
 
     monkeypatch.setattr(MemoryRows, "grow", short)
     strategy = toy.strategy()
@@ -283,6 +285,21 @@ def test_groups_that_cannot_merge_go_on_side_by_side(toy, monkeypatch, caplog):
         strategy.begin_offline(toy.part(out, rows), [requests[row] for row in rows])
     assert len(strategy._groups) == 2
     assert "no memory to merge" in caplog.text
+    assert toy.told(toy.drain(strategy)[0]) == expected
+
+
+def test_a_group_joins_any_other_whose_memory_has_its_shape(toy):
+    head = toy.head()
+    out, requests = toy.requests(3, seed=13, max_new_tokens=30)
+    expected = toy.alone(out, requests)
+    strategy = toy.strategy(head)
+    step, memory = head.step, head.memory
+    widths = iter([16, 8, 8])
+    head.memory = lambda hidden, lengths: (memory(hidden, lengths)[0].repeat(1, next(widths) // 8),)
+    head.step = lambda tokens, state, memory: step(tokens, state, (memory[0][:, :8],))
+    for row in range(3):
+        strategy.begin_offline(toy.part(out, [row]), [requests[row]])
+    assert [len(group.rows) for group in strategy._groups] == [1, 2]
     assert toy.told(toy.drain(strategy)[0]) == expected
 
 
@@ -379,12 +396,40 @@ def test_what_never_fits_is_refused(toy):
     with pytest.raises(RequestRefusedError, match="n_best=2 needs a beam"):
         strategy.validate(DecodingOptions(n_best=2, max_new_tokens=1), "offline")
     strategy.validate(DecodingOptions(max_new_tokens=1), "offline")
+    toy.strategy().validate(DecodingOptions(temperature=1.0, n_best=64), "offline")
+    with pytest.raises(RequestRefusedError, match="at most 64 hypotheses"):
+        toy.strategy().validate(DecodingOptions(temperature=1.0, n_best=65), "offline")
+
+
+def test_a_beam_that_the_vocabulary_cannot_fill_is_refused(toy):
+    toy.strategy(beam_size=22)
+    with pytest.raises(ConfigError, match="beam_size=23 is more than the 23 tokens"):
+        toy.strategy(beam_size=23)
 
 
 def test_a_derived_budget_takes_one_request_at_least(toy):
     model = type("Model", (), {"interfaces": {"toy": toy.head()}})()
-    context = DecodeContext(model, None, AutoregressiveOptions(), kv_budget_bytes=1, kv_budget_derived=True)
-    toy.Strategy(context).validate(DecodingOptions(), "offline")
+    options = AutoregressiveOptions(max_new_tokens=20)
+    strategy = toy.Strategy(DecodeContext(model, None, options, kv_budget_bytes=1, kv_budget_derived=True))
+    strategy.validate(DecodingOptions(), "offline")
+    strategy.validate(DecodingOptions(prompt=" ".join(["5"] * 40)), "offline")  # as the windows of a long file have
+
+
+@pytest.mark.parametrize("budget", [20_000, 33_333])
+def test_the_pool_takes_the_share_of_histories_and_suffices(toy, budget):
+    head = toy.head()
+    head.memory_elements = 1000
+    strategy = toy.strategy(head, kv_storage="paged", budget=budget)
+    pool = strategy._pool.blocks.num_blocks * PAGE * strategy._token_bytes()
+    assert pool <= max(budget * 0.7, strategy._row_bytes(64, 1))
+    for cap in (10, 40, 64):
+        options = DecodingOptions(max_new_tokens=cap)
+        asking = [IncrementalRequest(f"{cap}-{index}", options) for index in range(32)]
+        admitted = [request for request in asking if strategy.reserve(request)]
+        assert admitted
+        strategy._pool.open([strategy._ceiling(options)] * len(admitted)).release()
+        for request in admitted:
+            strategy.cancel(request.request_id)
 
 
 def test_a_pool_without_pages_says_so_and_keeps_those_it_has(toy):

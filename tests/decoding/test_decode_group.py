@@ -115,6 +115,21 @@ def test_patience_searches_on_after_the_first_ends():
     assert [each.tokens for each in found.ended] == [[2], [1], [1, 2], [1, 1]]
 
 
+def test_the_least_patience_waits_for_one_end():
+    found = row([4], Sampling(2, True), patience=0.1)
+    run(BEAM, [found])
+    assert found.ranked()[0].tokens == [2]
+
+
+@pytest.mark.parametrize("max_new", [1, 6])
+def test_what_is_forbidden_is_no_hypothesis(max_new):
+    table = {"4": [0, 1, 0, 0, 0], "41": [1, 0, 0, 0, 0]}
+    found = row([4], Sampling(3, True), max_new=max_new)
+    run(table, [found])
+    assert [each.tokens for each in found.ranked()] == [[1]]
+    assert found.ranked()[0].score == 0.0
+
+
 def test_the_length_penalty_orders_the_ended():
     short, long = (Candidate([1], score=-1.0), Candidate([1, 2, 3], score=-1.5))
     found = row([4], Sampling(2, True), penalty=0.0)
@@ -185,7 +200,7 @@ def test_a_row_leaves_and_the_last_takes_its_place():
     assert [each.candidates[0].tokens for each in made.rows] == [[3, 3], [2, 2]]
     other = group(table, [rows[0]])
     other.prefill(lambda rows, logits: None)
-    made.extend(other)
+    made.extend(other, 8)
     assert other.rows == []
     made.step()
     assert [each.candidates[0].tokens for each in made.rows] == [[3, 3, 3], [2, 2, 2], [1, 1]]
@@ -213,10 +228,17 @@ def test_memory_rows_come_and_go():
     memory.drop(0)
     assert [tensor[:, 0].tolist() for tensor in memory.view] == [[2.0, 1.0], [20.0, 10.0]]
     other = MemoryRows((torch.full((4, 1), 7.0), torch.full((4, 1), 70.0)))
-    memory.grow(other.count)
+    memory.grow(other.count, 8)
     memory.extend(other)
     assert memory.view[0][:, 0].tolist() == [2.0, 1.0, 7.0, 7.0, 7.0, 7.0]
     assert memory.row(1)[1].tolist() == [[10.0]]
     memory.drop(5)
     assert (memory.count, len(memory.view[0])) == (5, 5)
     assert MemoryRows(()).view == ()
+
+
+@pytest.mark.parametrize(("most", "capacity"), [(3, 5), (6, 6), (32, 8)])
+def test_spare_memory_is_kept_for_as_many_rows_as_there_can_be(most, capacity):
+    memory = MemoryRows((torch.zeros(4, 1),))
+    memory.grow(1, most)
+    assert len(memory._tensors[0]) == capacity

@@ -77,6 +77,13 @@ def test_masked_tokens_are_never_drawn():
     assert choose(logits, [Draw(Sampling(1, False, 100.0), generator())]) == ([3], [0.0])
 
 
+@pytest.mark.parametrize("temperature", [1e-40, 1e-3])
+def test_the_lowest_temperatures_take_the_most_probable(temperature):
+    logits = logits_of(6, 20)
+    logits[logits.argmin()] = -math.inf
+    assert choose(logits[None], [Draw(Sampling(1, False, temperature), generator())])[0] == [logits.argmax().item()]
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1, False, 0.7, 5, 0.9)])
 def test_logits_that_are_no_numbers_give_a_log_posterior_that_is_none(sampling):
     logits = torch.stack([torch.full((6,), math.nan), torch.arange(6.0)])

@@ -156,8 +156,8 @@ def test_an_offline_only_checkpoint_says_so(wenet_digits):
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        ({"num_mel_bins": 40}, "takes 80 features a frame and feature_config gives 40"),
-        ({"lfr_m": 4}, "takes 80 features a frame and feature_config gives 320"),
+        ({"num_mel_bins": 40}, "takes 80 features a frame and the settings give 40"),
+        ({"lfr_m": 4}, "takes 80 features a frame and the settings give 320"),
         ({"sample_rate": 8000}, "trained at 16000 Hz and feature_config says 8000 Hz"),
     ],
 )
