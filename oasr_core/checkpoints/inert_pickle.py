@@ -8,6 +8,7 @@ calls, which become a :class:`TensorInfo`. No name is ever imported, so an unkno
 from __future__ import annotations
 
 import pickletools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -85,6 +86,11 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> object:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of strings with escapes that Python would not write
+            return self._run(data)
+
+    def _run(self, data: bytes) -> object:
         for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name
             if name == "STOP":

@@ -117,6 +117,7 @@ def test_nothing_in_a_pickle_is_executed(tmp_path):
         b"\x80\x02}]K\x01s.",
         b"(" * 10000 + b".",
         b"\x80\x02Q.",
+        b"S'bad \\o escape'\n.",
     ],
 )
 def test_malformed_pickles_are_refused(tmp_path, content):
