@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_check.py [--device cuda] [--streams 32]
 
-Runs on the trained digits checkpoint of tests/data and on a Conformer of real size with random weights. Every check
-prints ``ok`` or what differs; the exit code counts the failures. ``--device cpu`` checks the script itself.
+Runs on the trained digits checkpoint of tests/data, on a Conformer of real size with random weights, and on decoding
+graphs (on CUDA only). Every check prints ``ok`` or what differs; the exit code counts the failures. ``--device cpu``
+checks the script itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from engine import SECONDS, write_bundle
 from oasr_core import ASREngine, DecodingOptions, EngineConfig
 from oasr_core.testing.invariance import assert_equal, run_offline, run_streaming
 
-DIGITS = Path(__file__).resolve().parent.parent / "tests" / "data" / "wenet_digits"
+ROOT = Path(__file__).resolve().parent.parent
+DIGITS = ROOT / "tests" / "data" / "wenet_digits"
+WFST_DATA = ROOT / "plugins" / "oasr-wfst" / "tests" / "data"
 
 
 def clips() -> list[torch.Tensor]:
@@ -93,6 +96,68 @@ def correctness(device: str, checks: Checks) -> None:
         )
 
 
+def graph_search(device: str, checks: Checks) -> None:
+    """The search of graphs on the device against that on the CPU: digits, and a large graph with epsilon arcs."""
+    from oasr_wfst.beam import BeamRules
+    from oasr_wfst.load import load_graph
+
+    generator = np.random.default_rng(0)
+    digits = load_graph(WFST_DATA / "HLG.pt", words=WFST_DATA / "words.txt")
+    for name, graph in (("digits", digits), ("large", random_graph(generator, 200_000, 500))):
+        rows = [random_log_probs(generator, frames, graph.num_columns) for frames in range(40, 200, 10)]
+        for rules in (BeamRules(), BeamRules(8.0, 200, 1000), BeamRules(30.0, 0, 50_000)):
+            for whole in (True, False):
+                checks.run(
+                    f"graph {name}, {rules}, whole={whole}",
+                    lambda g=graph, r=rows, b=rules, w=whole: _same_search(g, r, b, w, device),
+                )
+
+
+def random_graph(generator: np.random.Generator, states: int, columns: int):
+    """Four arcs a state, one in ten of them epsilon, and many final states."""
+    from oasr_wfst.graph import EPSILON, FINAL, sorted_graph
+
+    count = 4 * (states - 1)
+    source = np.repeat(np.arange(states - 1), 4)
+    dest = generator.integers(0, states - 1, count).astype(np.int32)
+    label = generator.integers(0, columns, count).astype(np.int32)
+    label[generator.random(count) < 0.1] = EPSILON
+    final = generator.random(count) < 0.05
+    dest[final], label[final] = states - 1, FINAL
+    score = -generator.exponential(2.0, count).astype(np.float32)
+    word_counts = (generator.random(count) < 0.2).astype(np.int64)
+    words = generator.integers(1, 1000, int(word_counts.sum())).astype(np.int32)
+    return sorted_graph(source, dest, label, score, word_counts, words, states)
+
+
+def random_log_probs(generator: np.random.Generator, frames: int, columns: int) -> np.ndarray:
+    """Log posteriors ``(frames, columns)`` in which some labels stand out."""
+    rows = torch.from_numpy(generator.normal(size=(frames, columns)) * 3)
+    return torch.log_softmax(rows, dim=1).to(torch.float32).numpy()
+
+
+def _same_search(graph, rows, rules, whole: bool, device: str) -> str:
+    from oasr_wfst.decoder import Decoder
+    from oasr_wfst.triton_search import TritonDecoder
+
+    results, took = [], []
+    for decoder in (TritonDecoder(graph, rules, device=torch.device(device)), Decoder(graph, rules)):
+        decoder.warm_up()
+        begun = time.perf_counter()
+        channels, traces = [decoder.open() for _ in rows], []
+        decoder.advance(channels, rows, whole=whole, traces=traces)
+        results.append((traces, [decoder.final(channel) for channel in channels]))
+        took.append(time.perf_counter() - begun)
+    (traces, paths), (host_traces, host_paths) = results
+    for lane, (trace, host_trace) in enumerate(zip(traces, host_traces, strict=True)):
+        if not np.array_equal(trace, host_trace):
+            frame = int(np.flatnonzero((trace != host_trace).any(axis=1))[0])
+            raise AssertionError(f"lane {lane}, frame {frame}: {trace[frame]} instead of {host_trace[frame]}")
+    if paths != host_paths:
+        raise AssertionError(f"{paths} instead of {host_paths}")
+    return f"{took[0]:.3f} s, CPU {took[1]:.3f} s"
+
+
 def _same_as_host(built: ASREngine, host: ASREngine, waves: list[torch.Tensor]) -> None:
     assert_equal(run_offline(built, waves), run_offline(host, waves), tolerance=2e-4)
     got, want = (run_streaming(engine, waves, lambda *_: 9000) for engine in (built, host))
@@ -140,6 +205,8 @@ def main() -> None:
     options = parser.parse_args()
     checks = Checks()
     correctness(options.device, checks)
+    if torch.device(options.device).type == "cuda":
+        graph_search(options.device, checks)
     if not options.skip_speed:
         speed(options.device, options.streams)
     print(f"{checks.failed} checks failed")

@@ -276,7 +276,7 @@ def _decode_aliases(values: dict[str, Any]) -> dict[str, Any]:
         method = values.setdefault("decode_method", "ctc_wfst" if alias == "wfst_decoder_config" else "ctc")
         if wfst != (method == "ctc_wfst"):
             reader = "decode_method='ctc_wfst' only" if wfst else "the other CTC methods"
-            raise ValueError(f"{alias} is read by {reader}, not by {method!r}; use decode_options, or leave it unset.")
+            raise ValueError(f"{alias} is read by {reader}, not by {method!r}; set that, or leave {alias} unset.")
         if isinstance(given, BaseModel):
             given = given.model_dump(exclude_unset=True)
         merged = {**({alias: given} if alias == "fst_path" else dict(given)), **merged}
@@ -292,7 +292,8 @@ def _explain(error: ValidationError) -> str:
         name = ".".join(str(part) for part in finding["loc"])
         if finding["type"] == "extra_forbidden":
             known = FeatureConfig.model_fields if name.startswith("feature_config.") else EngineConfig.model_fields
-            lines.append(f"unknown option {name!r}.{did_you_mean(name.rsplit('.', 1)[-1], known)}")
+            hint = did_you_mean(name.rsplit(".", 1)[-1], known)
+            lines.append(f"unknown option {name!r}.{hint or ' What a decode method reads goes into decode_options.'}")
         elif name:
             lines.append(f"{name}: {finding['msg'].removeprefix('Value error, ')} (got {finding['input']!r})")
         else:

@@ -31,6 +31,7 @@ from oasr_core.model_runner import ModelRunner
 from oasr_core.models.base import BaseAsrModel, PagedKV
 from oasr_core.outputs import OutputProcessor
 from oasr_core.registry import active_plugins, registry
+from oasr_core.request import DecodingOptions
 from oasr_core.scheduling.options import BatchingOptions
 from oasr_core.scheduling.partition import partition_name
 from oasr_core.scheduling.scheduler import Scheduler
@@ -90,6 +91,7 @@ def build_parts(config: EngineConfig) -> EngineParts:
     no_streaming, no_offline = _refusals(config, model, frontend, strategy)
     segmenter = build_segmenter(config, frontend)
     gate = build_gate(config, strategy_cls, segmenter, frontend)
+    _refuse_idle_settings(config)
     offline = incremental = None
     if not no_offline and isinstance(strategy, IncrementalStrategy):
         incremental = IncrementalExecutor(
@@ -201,6 +203,12 @@ def build_gate(
         return SilenceGate()
     if segmenter is not None and name == config.segmenter:
         return SegmenterGate(segmenter)
+    known = registry("segmenters").names()
+    if name not in known and ":" not in name:
+        raise ConfigError(
+            f"silence_gate={name!r} is not known; allowed: auto, off, signal, and the segmenters {', '.join(known)}."
+            f"{did_you_mean(name, ['auto', 'off', 'signal', *known])}"
+        )
     cls: type[Segmenter] = registry("segmenters").get(name)
     return SegmenterGate(cls.from_options({}, frontend.sample_rate))
 
@@ -339,7 +347,10 @@ def parse_options(cls: type[_Options], values: Any, owner: str) -> _Options:
             name = ".".join(str(part) for part in finding["loc"])
             if finding["type"] == "extra_forbidden":
                 known = ", ".join(cls.model_fields) or "none"
-                lines.append(f"unknown option {name!r}; known: {known}.{did_you_mean(name, cls.model_fields)}")
+                hint = did_you_mean(name, cls.model_fields)
+                if name in DecodingOptions.model_fields:
+                    hint = f" A request asks for it: DecodingOptions({name}=...)."
+                lines.append(f"unknown option {name!r}; known: {known}.{hint}")
             else:
                 lines.append(f"{name}: {finding['msg'].removeprefix('Value error, ')} (got {finding['input']!r})")
         raise ConfigError(f"{owner}: " + "; ".join(lines)) from error
@@ -353,17 +364,35 @@ def _resolved_long_form(config: EngineConfig, strategy: type[DecodeStrategy]) ->
     if config.long_form_mode == "auto":
         follows = writes and config.segmenter is None
         return config.replace(long_form_mode="sequential" if follows else "parallel")
-    idle = config.endpoint_silence != "segmenter" and config.silence_gate != config.segmenter
-    if config.long_form and config.long_form_mode == "sequential" and config.segmenter is not None and idle:
-        raise ConfigError(
-            f"segmenter={config.segmenter!r} would have nothing to do: long_form_mode='sequential' cuts by timestamps."
-        )
     if config.long_form and config.long_form_mode == "sequential" and not writes:
         raise ConfigError(
             f"long_form_mode='sequential' needs timestamps that decode_method={config.decode_method!r} does not write; "
             "use 'parallel'."
         )
     return config
+
+
+def _refuse_idle_settings(config: EngineConfig) -> None:
+    """Settings of long form that would change nothing."""
+    sequential = config.long_form_mode == "sequential"
+    cuts = config.long_form and not sequential
+    if config.segmenter is not None and not (
+        cuts or config.endpoint_silence == "segmenter" or config.silence_gate == config.segmenter
+    ):
+        reason = "long_form_mode='sequential' cuts by timestamps" if config.long_form else "long_form is off"
+        raise ConfigError(
+            f"segmenter={config.segmenter!r} would have nothing to do: {reason}, and neither endpoint_silence nor "
+            "silence_gate names it."
+        )
+    needs = {
+        "long_form_overlap_seconds": (cuts, "long_form=True in parallel mode"),
+        "condition_on_previous_text": (config.long_form and sequential, "sequential long form"),
+        "long_form_mode": (config.long_form, "long_form=True"),
+    }
+    for name, (served, reader) in needs.items():
+        default = type(config).model_fields[name].get_default()
+        if name in config.model_fields_set and getattr(config, name) != default and not served:
+            raise ConfigError(f"{name}={getattr(config, name)!r} is read with {reader} only; leave it unset.")
 
 
 def _check_features(frontend: FeatureFrontend, model: BaseAsrModel, bundle: CheckpointBundle) -> None:
@@ -403,6 +432,10 @@ def _check_interfaces(model: BaseAsrModel, strategy: type[DecodeStrategy], metho
         )
 
 
+#: What pins a mode, on the command line too.
+_MODES = "Set another service_mode; --mode, --chunk-size, --feed-ms and --partials set it, too."
+
+
 def _refusals(
     config: EngineConfig, model: BaseAsrModel, frontend: FeatureFrontend, strategy: DecodeStrategy
 ) -> tuple[str, str]:
@@ -420,8 +453,9 @@ def _refusals(
         no_offline = f"decode_method={config.decode_method!r} is streaming only"
     if no_streaming and no_offline:
         raise ConfigError(f"nothing can be served: {no_streaming}; {no_offline}.")
-    if (config.service_mode == "streaming" and no_streaming) or (config.service_mode == "offline" and no_offline):
-        raise ConfigError(f"service_mode={config.service_mode!r} cannot be served: {no_streaming or no_offline}.")
+    refused = {"streaming": no_streaming, "offline": no_offline}.get(config.service_mode)
+    if refused:
+        raise ConfigError(f"service_mode={config.service_mode!r} cannot be served: {refused}. {_MODES}")
     if config.service_mode == "streaming":
         no_offline = "service_mode='streaming'"
     elif config.service_mode == "offline":

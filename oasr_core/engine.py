@@ -342,7 +342,10 @@ class ASREngine:
     ) -> Request:
         if not self._serving:
             raise RequestRefusedError("the engine has been closed")
-        decoding = decoding or DecodingOptions()
+        if decoding is None:
+            decoding = DecodingOptions()
+        elif not isinstance(decoding, DecodingOptions):
+            raise RequestRefusedError(f"decoding={decoding!r} is no DecodingOptions; write DecodingOptions(name=value)")
         self._parts.validate(decoding, "streaming" if streaming else "offline")
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise RequestRefusedError(f"priority={priority!r} is not an integer; lower numbers are served first")
@@ -414,14 +417,15 @@ class ASREngine:
         window = self._inputs.frontend.window_seconds
         if window is not None and seconds > window:
             raise AudioTooLongError(
-                f"{seconds:.1f} s of audio, the model's window is {window:.1f} s; set long_form=True, or cut it."
+                f"{seconds:.2f} s of audio, the model's window is {window:.2f} s; set long_form=True "
+                "(--long-form auto), or cut it."
             )
         limit = self._parts.runner.encoder.max_positions
         frames = self._parts.runner.encoder.output_frames(request.num_frames)
         if limit is not None and frames > limit:
             raise AudioTooLongError(
                 f"{seconds:.1f} s of audio give {frames} encoder frames, the model has positions for {limit} "
-                f"({limit * self.frame_seconds:.0f} s); set long_form=True, or cut it."
+                f"({limit * self.frame_seconds:.0f} s); set long_form=True (--long-form auto), or cut it."
             )
 
     def _find(self, request_id: str) -> Request:

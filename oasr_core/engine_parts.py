@@ -23,7 +23,7 @@ from oasr_core.frontend.input import InputProcessor
 from oasr_core.frontend.pinned import AudioBuffers
 from oasr_core.longform.parallel import ParallelPlan
 from oasr_core.longform.plan import LongFormPlan
-from oasr_core.longform.sequential import SequentialPlan
+from oasr_core.longform.sequential import CONTEXT_TOKENS, SequentialPlan
 from oasr_core.model_runner import ModelRunner
 from oasr_core.outputs import OutputProcessor
 from oasr_core.request import DecodingOptions, Request
@@ -114,6 +114,8 @@ class EngineParts:
             raise ConfigError("this model has no window to cut audio for")
         samples, rate = len(waveform), self.inputs.frontend.sample_rate
         if self.config.long_form_mode == "sequential":
+            later = {"segment_timestamps": True, "context_tokens": (0,) * CONTEXT_TOKENS}
+            self.strategy.validate(options.model_copy(update=later), "offline")  # later windows need more memory
             return SequentialPlan(
                 samples,
                 rate,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from oasr_core.errors import RequestRefusedError, did_you_mean
 
@@ -48,7 +48,7 @@ class DecodingOptions(BaseModel):
     word_timestamps: bool = Field(False, description="Fill RequestOutput.words.")
     segment_timestamps: bool = Field(False, description="Have the model write the times of its segments.")
     max_new_tokens: int | None = Field(None, ge=1, description="Cap of generated tokens (448 where it applies).")
-    temperature: float = Field(0.0, ge=0.0, le=100.0, description="Sampling temperature, 0 is greedy.")
+    temperature: float = Field(0.0, ge=0.0, le=100.0, description="Sampling temperature: 0 (greedy), or from 0.01 on.")
     seed: int | None = Field(None, ge=0, lt=2**63, description="Seed of what is sampled; None: 0.")
     top_k: int = Field(0, ge=0, description="Sample among the k best, 0 for all.")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Sample within this probability mass.")
@@ -61,6 +61,13 @@ class DecodingOptions(BaseModel):
     endpointing: bool | None = Field(None, description="Report ends of segments; None: as the engine is configured.")
     hotwords: Hotwords = Field((), description="Phrases to prefer: strings, or mappings with phrase and boost.")
     extra: dict[str, Any] = Field(default_factory=dict, description="A strategy's own per-request options.")
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_near_zero(cls, value: float) -> float:
+        if 0.0 < value < 0.01:
+            raise ValueError("is 0 (greedy) or at least 0.01")
+        return value
 
     def __init__(self, **values: Any) -> None:
         """Raises ``RequestRefusedError`` for an unknown option or a value out of range."""
@@ -80,7 +87,7 @@ def _explain(error: ValidationError) -> str:
             hint = did_you_mean(str(finding["loc"][-1]), known)
             lines.append(f"unknown option {name!r}; known: {', '.join(known)}.{hint}")
         else:
-            lines.append(f"{name}: {finding['msg']} (got {finding['input']!r})")
+            lines.append(f"{name}: {finding['msg'].removeprefix('Value error, ')} (got {finding['input']!r})")
     return "invalid decoding options: " + "; ".join(lines)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from oasr_core.cache.block_pool import BlockPool
 from oasr_core.models.base import DecoderKV
 from oasr_core.models.layers import MASKED, attention
+from oasr_core.staging import to_device
 
 #: Tokens of one page, and the multiple that dense rows grow by.
 PAGE = 16
@@ -92,10 +93,12 @@ class DecoderStep:
         lengths = cache.lengths
         #: The length of all rows where they agree.
         self.uniform = lengths[0] if lengths and min(lengths) == max(lengths) else None
-        self._starts = torch.tensor(lengths, dtype=torch.int64).to(cache.device, non_blocking=True)
+        self._starts = to_device(lengths, torch.int64, cache.device)
         self._positions = self._starts[:, None] + torch.arange(tokens, device=cache.device)
         self._span = pages(max(lengths, default=0) + tokens) * PAGE
         self._bias: Tensor | None = None
+        #: Page and slot of each position, in a paged cache: the same in every layer.
+        self.places: tuple[Tensor, Tensor] | None = None
 
     def positions(self) -> Tensor:
         """``(rows, tokens)`` int64."""
@@ -168,7 +171,7 @@ class DenseDecoderCache(DecoderCache):
     def select(self, rows: Sequence[int]) -> None:
         """Copy what the rows hold so far."""
         used = pages(max(self.lengths, default=0)) * PAGE
-        picked = self._data[:, :, :, :, :used].index_select(0, torch.tensor(rows, device=self.device))
+        picked = self._data[:, :, :, :, :used].index_select(0, to_device(rows, torch.int64, self.device))
         if len(rows) > self._data.shape[0]:
             self._data = self._zeros(len(rows), self._data.shape[4], self._data.dtype)
         self._data[: len(rows), :, :, :, :used] = picked
@@ -241,7 +244,7 @@ class PagedDecoderCache(DecoderCache):
             width = max(max(len(table) for table in self._tables), pages(tokens))
             scratch = self._pool.blocks.num_blocks
             padded = [table + [scratch] * (width - len(table)) for table in self._tables]
-            self._index = torch.tensor(padded, dtype=torch.int64).to(self.device)
+            self._index = to_device(padded, torch.int64, self.device)
 
     def _table(self) -> Tensor:
         if self._index is None:
@@ -250,9 +253,10 @@ class PagedDecoderCache(DecoderCache):
 
     def write(self, layer: int, step: DecoderStep, key: Tensor, value: Tensor) -> None:
         """Store a step's keys and values; positions past a row's pages (its padding) go nowhere that is read."""
-        positions = step.positions()
-        page = self._table().gather(1, positions // PAGE)
-        slot = positions % PAGE
+        if step.places is None:
+            positions = step.positions()
+            step.places = self._table().gather(1, positions // PAGE), positions % PAGE
+        page, slot = step.places
         self._pool.data[layer, 0][page, slot] = key
         self._pool.data[layer, 1][page, slot] = value
         if step.tokens > 1:

@@ -7,13 +7,13 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from oasr_core.errors import ConfigError, OasrError
-from oasr_core.request import RequestOutput, WordTiming
+from oasr_core.request import RequestOutput, Segment, WordTiming
 
 #: Limits of one subtitle cue: characters a line, lines, seconds, and the silence in seconds that ends a cue. A shorter
 #: cue than the least number of seconds stays until then where no other follows: words of a few frames would only flash.
@@ -23,7 +23,7 @@ MIN_CUE_SECONDS, MAX_CUE_SECONDS = 0.8, 7.0
 MAX_GAP_SECONDS = 0.8
 
 
-_CUT_SHORT = "the cap of generated tokens was reached, or a stream's history is full"
+_CUT_SHORT = "the cap of tokens (--max-new-tokens, max_seq_len) was reached, or a stream's history is full"
 
 _OPTIONAL_FIELDS = ("language", "language_prob", "no_speech_prob", "temperature", "reached_final")
 
@@ -83,8 +83,7 @@ class FileResult:
             "score": _finite(output.scores[0] if output.scores else None),
             "words": _word_records(output.words),
             "segments": [
-                {"text": each.text, "start": each.start, "end": each.end, "words": _word_records(each.words)}
-                for each in output.segments
+                {"text": each.text, **_times(each), "words": _word_records(each.words)} for each in output.segments
             ],
             **{name: value for name, value in optional.items() if value is not None},
             "finish_reason": output.finish_reason,
@@ -98,11 +97,15 @@ def _finite(value: float | None) -> float | None:
 
 
 def _word_records(words: Iterable[WordTiming] | None) -> list[dict[str, Any]] | None:
-    return None if words is None else [_finite_fields(asdict(word)) for word in words]
+    if words is None:
+        return None
+    return [{"word": word.word, **_times(word), "confidence": _finite(word.confidence)} for word in words]
 
 
-def _finite_fields(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: _finite(value) if isinstance(value, float) else value for key, value in record.items()}
+def _times(timed: Segment | WordTiming) -> dict[str, Any]:
+    """Seconds to the microsecond: sums of frames end in digits that mean nothing."""
+    times = {"start": _finite(timed.start), "end": _finite(timed.end)}
+    return {name: None if value is None else round(value, 6) for name, value in times.items()}
 
 
 def render(result: FileResult, output_format: OutputFormat) -> str:

@@ -69,7 +69,10 @@ def show_plugin(
 
 @app.command("check")
 def check_plugins(as_json: bool = _JSON) -> None:
-    """Import and check every plugin; exit code 1 if one is broken, in conflict, or written for another core."""
+    """Import and check every plugin.
+
+    Exit code 1 if one is broken, in conflict, or written for another core.
+    """
     from oasr_core._plugins.diagnose import check_all, requirement_findings
 
     report_unmatched()
@@ -88,9 +91,10 @@ def check_plugins(as_json: bool = _JSON) -> None:
 
 @app.command("doctor")
 def examine_installation(as_json: bool = _JSON) -> None:
-    """Look for stale metadata, missing modules, version mismatches, conflicts and names that match nothing.
+    """Find what is wrong with the installation.
 
-    Imports no plugin. Exit code 1 if anything was found.
+    Stale metadata, missing modules, version mismatches, conflicts and names that match nothing. Imports no plugin. Exit
+    code 1 if anything was found.
     """
     from oasr_core._plugins.diagnose import diagnose
 

@@ -32,17 +32,20 @@ from oasr_core.decoding.budget import StepBudget
 from oasr_core.decoding.decode_group import Candidate, DecodeGroup, Row
 from oasr_core.decoding.incremental import IncrementalRequest, IncrementalStrategy, Progress
 from oasr_core.decoding.sampling import Sampling
-from oasr_core.errors import RequestRefusedError
+from oasr_core.errors import ConfigError, RequestRefusedError
 from oasr_core.models.base import AutoregressiveInterface, DecoderMemory, EncoderOutput
 from oasr_core.request import DecodingOptions
 
 logger = logging.getLogger(__name__)
 
+#: Most hypotheses of one request at a time.
+MAX_WIDTH = 64
+
 
 class AutoregressiveOptions(StrategyOptions):
     """What every label-synchronous family can be told."""
 
-    beam_size: int = Field(1, ge=1, le=64, description="Hypotheses that are searched together; 1 is greedy.")
+    beam_size: int = Field(1, ge=1, le=MAX_WIDTH, description="Hypotheses that are searched together; 1 is greedy.")
     length_penalty: float = Field(
         1.0, allow_inf_nan=False, description="Beam scores are divided by the number of tokens to this power."
     )
@@ -76,11 +79,16 @@ class AutoregressiveStrategy(IncrementalStrategy):
             raise TypeError(f"{type(self).__name__}.options_cls must derive from AutoregressiveOptions")
         self._settings = options
         self.head: AutoregressiveInterface = context.model.interfaces[self.requires[0]]
+        if options.beam_size >= self.head.vocab_size:
+            raise ConfigError(
+                f"decode_options beam_size={options.beam_size} is more than the {self.head.vocab_size} tokens of this "
+                "model can fill; lower it."
+            )
         self._device = context.device or torch.device("cpu")
         self._dtype = context.dtype or torch.float32
         limit = context.kv_budget_bytes
         if limit is not None and context.kv_budget_derived:
-            limit = max(limit, self._ceiling_bytes(DecodingOptions()))
+            limit = max(limit, self._row_bytes(self.head.max_positions, self.max_width(DecodingOptions())))
         self._budget = MemoryBudget(limit)
         self._pool = self._build_pool(context) if self._is_paged else None
         self._groups: deque[DecodeGroup] = deque()
@@ -173,6 +181,8 @@ class AutoregressiveStrategy(IncrementalStrategy):
                 f"n_best={options.n_best} needs a beam of as many hypotheses; decode_options beam_size is "
                 f"{self._settings.beam_size}."
             )
+        if options.n_best > MAX_WIDTH:
+            raise RequestRefusedError(f"n_best={options.n_best}: at most {MAX_WIDTH} hypotheses are drawn at once.")
         size = self._ceiling_bytes(options)
         if self._budget.limit is not None and size > self._budget.limit:
             raise RequestRefusedError(
@@ -188,7 +198,7 @@ class AutoregressiveStrategy(IncrementalStrategy):
         """Prefill a micro-batch; it joins the running group of its kind."""
         with torch.inference_mode():
             memory = self.head.memory(out.hidden, out.lengths)
-            rows = self.rows(requests, memory, [int(length) for length in out.lengths])
+            rows = self.rows(requests, memory, out.lengths.tolist())
         self._start(rows, memory)
 
     def has_pending(self) -> bool:
@@ -248,13 +258,16 @@ class AutoregressiveStrategy(IncrementalStrategy):
 
     def _join(self, group: DecodeGroup) -> None:
         """Merge; where memory is short for it the groups go on side by side."""
-        mate = next((other for other in self._groups if other.kind == group.kind), None)
-        if mate is not None and self._settings.merge_groups and mate.memory.fits(group.memory):
+        mates = (each for each in self._groups if each.kind == group.kind and each.memory.fits(group.memory))
+        mate = next(mates, None) if self._settings.merge_groups else None
+        if mate is not None:
             try:
-                mate.extend(group)
+                mate.extend(group, self._most_rows())
                 return
-            except (MemoryError, torch.OutOfMemoryError):
-                logger.warning("no memory to merge a group of %d into one of %d", len(group.rows), len(mate.rows))
+            except (MemoryError, RuntimeError) as error:  # a RuntimeError: how an allocation fails on the CPU
+                logger.warning(
+                    "no memory to merge a group of %d into one of %d: %s", len(group.rows), len(mate.rows), error
+                )
         self._groups.append(group)
 
     def _retire(self, group: DecodeGroup, ended: list[Progress]) -> None:
@@ -334,15 +347,28 @@ class AutoregressiveStrategy(IncrementalStrategy):
         return min(wanted, self.head.max_positions)
 
     def _ceiling_bytes(self, options: DecodingOptions) -> int:
-        tokens = pages(self._ceiling(options)) * PAGE
-        history = self.max_width(options) * tokens * self._token_bytes()
+        return self._row_bytes(self._ceiling(options), self.max_width(options))
+
+    def _row_bytes(self, tokens: int, width: int) -> int:
+        """Bytes of a request with ``width`` hypotheses of ``tokens`` tokens."""
+        history = width * pages(tokens) * PAGE * self._token_bytes()
         return history + self.head.memory_elements * self._dtype.itemsize
 
+    def _most_rows(self) -> int:
+        """Requests that slots and budget let in at once."""
+        slots, limit = self.context.max_slots, self._budget.limit
+        return slots if limit is None else min(slots, limit // self._row_bytes(1, 1))
+
     def _build_pool(self, context: DecodeContext) -> PagedDecoderPool:
-        """Pages for every slot at its longest, or for what the budget holds where that is less."""
-        count = context.max_slots * pages(self.head.max_positions)
+        """Pages for every slot at its longest, or the histories' share of what the budget holds where that is less.
+
+        No requests that fit the budget need more pages: the share of history is largest in the longest request.
+        """
+        longest = pages(self.head.max_positions)
+        count = context.max_slots * longest
         if self._budget.limit is not None:
-            count = min(count, max(self._budget.limit // (PAGE * self._token_bytes()), pages(self.head.max_positions)))
+            share = self._budget.limit * longest // self._row_bytes(self.head.max_positions, 1)
+            count = min(count, max(share, longest))
         return PagedDecoderPool(self.head.kv, count, dtype=self._dtype, device=self._device)
 
     def _cache(self, rows: Sequence[Row], index: Sequence[int]) -> DecoderCache:

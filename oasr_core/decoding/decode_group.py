@@ -14,6 +14,7 @@ from oasr_core.cache.decoder_kv import DecoderCache
 from oasr_core.decoding.incremental import IncrementalRequest
 from oasr_core.decoding.sampling import Draw, Sampling, best_continuations, best_openings, choose
 from oasr_core.models.base import AutoregressiveInterface, DecoderMemory
+from oasr_core.staging import to_device
 
 
 @dataclass
@@ -93,13 +94,12 @@ class MemoryRows:
         pairs = zip(self._tensors, other._tensors, strict=True)
         return all(mine.shape[1:] == theirs.shape[1:] for mine, theirs in pairs)
 
-    def grow(self, more: int) -> None:
-        """Be able to take in ``more`` rows."""
+    def grow(self, more: int, most: int) -> None:
+        """Be able to take in ``more`` rows; spare capacity is made for up to ``most`` in all."""
         wanted = self.count + more
         if self._tensors and wanted > len(self._tensors[0]):
-            grown = tuple(
-                tensor.new_empty((max(wanted, 2 * self.count), *tensor.shape[1:])) for tensor in self._tensors
-            )
+            capacity = max(wanted, min(2 * self.count, most))
+            grown = tuple(tensor.new_empty((capacity, *tensor.shape[1:])) for tensor in self._tensors)
             for new, old in zip(grown, self._tensors, strict=True):
                 new[: self.count] = old[: self.count]
             self._tensors = grown
@@ -151,13 +151,14 @@ class DecodeGroup:
         """Feed the prompts, show the probed predictions, and take the first token of each request."""
         valid = [len(row.prompt) for row in self.rows]
         width = max(valid)
-        tokens = torch.tensor([row.prompt + [0] * (width - len(row.prompt)) for row in self.rows])
+        padded = [row.prompt + [0] * (width - len(row.prompt)) for row in self.rows]
+        tokens = to_device(padded, torch.int64, self.cache.device)
         step = self.cache.begin(width, valid)
-        hidden = self._head.step(tokens.to(self.cache.device), step, self.memory.view)
+        hidden = self._head.step(tokens, step, self.memory.view)
         self.cache.commit(step)
         asking = [(index, row.probe) for index, row in enumerate(self.rows) if row.probe is not None]
         places = [(index, count - 1) for index, count in enumerate(valid)] + asking
-        row, position = (torch.tensor(part, device=hidden.device) for part in zip(*places, strict=True))
+        row, position = to_device(list(zip(*places, strict=True)), torch.int64, hidden.device)
         logits = self._head.logits(hidden[row, position])
         if asking:
             probed([self.rows[index] for index, _ in asking], logits[len(valid) :])
@@ -168,7 +169,7 @@ class DecodeGroup:
         """Generate one token of every hypothesis."""
         last = [candidate.last for row in self.rows for candidate in row.candidates]
         step = self.cache.begin(1)
-        tokens = torch.tensor(last).to(self.cache.device, non_blocking=True)
+        tokens = to_device(last, torch.int64, self.cache.device)
         hidden = self._head.step(tokens[:, None], step, self.memory.view)
         self.cache.commit(step)
         logits = self._head.logits(hidden[:, -1])
@@ -180,9 +181,12 @@ class DecodeGroup:
             self._draw(logits, pairs)
 
     @torch.inference_mode()
-    def extend(self, other: DecodeGroup) -> None:
-        """Take in the rows of a group of the same kind; raises before anything changes where memory is short."""
-        self.memory.grow(other.memory.count)
+    def extend(self, other: DecodeGroup, most: int) -> None:
+        """Take in the rows of a group of the same kind; raises before anything changes where memory is short.
+
+        ``most``: rows that there can be in all, for which memory is kept at hand.
+        """
+        self.memory.grow(other.memory.count, most)
         self.cache.extend(other.cache)
         self.memory.extend(other.memory)
         self.rows += other.rows
@@ -211,7 +215,7 @@ class DecodeGroup:
         if width > 1:
             self.cache.select([index for index in range(len(self.rows)) for _ in range(width)])
         if beam:
-            for row, *found in zip(self.rows, *best_openings(logits, width), strict=True):
+            for row, *found in zip(self.rows, *best_openings(logits, width, len(self._end_ids)), strict=True):
                 self._grow(row, width, *found)
             return
         for row in self.rows:
@@ -243,7 +247,7 @@ class DecodeGroup:
         """Beams: every request keeps its best continuations."""
         width = self.kind[0]
         scores = [[candidate.score for candidate in row.candidates] for row in self.rows]
-        found = best_continuations(logits.view(len(self.rows), width, -1), scores)
+        found = best_continuations(logits.view(len(self.rows), width, -1), scores, len(self._end_ids))
         order: list[int] = []
         for index, (row, *best) in enumerate(zip(self.rows, *found, strict=True)):
             parents = self._grow(row, width, *best)
@@ -262,7 +266,8 @@ class DecodeGroup:
     ) -> list[int]:
         """Continue a beam: ends among the first ``width`` are kept aside, the best others go on; returns their parents.
 
-        The request is done with ``width * patience`` ends, or at its last token. The rules are those of CTranslate2's
+        The request is done with ``width * patience`` ends (one at least), at its last token, or where nothing else may
+        follow. The rules are those of CTranslate2's
         beam search (``src/decoding.cc``), which Whisper's reference results were made with.
         """
         if any(math.isnan(total) for total in totals[:1]):
@@ -274,13 +279,14 @@ class DecodeGroup:
         last = len(old[0].tokens) + 1 >= row.max_new
         for rank, (parent, token, total, log_prob) in enumerate(zip(parents, tokens, totals, log_probs, strict=True)):
             ends = token in self._end_ids
-            if (ends or last) and rank < width:
+            if (ends or last) and rank < width and total > -math.inf:  # what is forbidden ends nothing
                 row.ended.append(_continued(old[parent], None if ends else token, total, log_prob))
                 row.ended[-1].reached_cap = not ends
             elif not ends and len(going) < width:
                 going.append(_continued(old[parent], token, total, log_prob))
                 kept.append(parent)
-        if last or len(row.ended) >= round(width * row.patience):
+        enough = len(row.ended) >= max(round(width * row.patience), 1)
+        if last or enough or going[0].score == -math.inf:
             row.candidates = []
             return list(range(width))
         row.candidates = going

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oasr_core.staging import to_device
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -46,7 +48,8 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
     best = logits.argmax(dim=-1)
     drawn = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0.0]
     if drawn:
-        best[drawn] = torch.stack([_draw(logits[row], draws[row]) for row in drawn])
+        own = logits[drawn].cpu()  # one transfer, to where the random numbers are made
+        best[drawn] = torch.stack([_draw(row, draws[i]) for row, i in zip(own, drawn, strict=True)]).to(best.device)
     log_probs = logits.gather(1, best[:, None])[:, 0] - logits.logsumexp(dim=-1)
     return best.tolist(), log_probs.tolist()
 
@@ -54,7 +57,7 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float
 def _draw(logits: Tensor, draw: Draw) -> Tensor:
     """One token of ``(vocab,)`` logits; where they are not numbers, the first, as nothing can be drawn."""
     sampling = draw.sampling
-    scaled = logits / sampling.temperature
+    scaled = (logits - logits.max()) / sampling.temperature  # none overflows, however small the temperature is
     if 0 < sampling.top_k < scaled.shape[0]:
         limit = scaled.topk(sampling.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < limit, -torch.inf)
@@ -65,27 +68,27 @@ def _draw(logits: Tensor, draw: Draw) -> Tensor:
         scaled = scaled.index_fill(0, order[before >= sampling.top_p], -torch.inf)
     probabilities = scaled.softmax(dim=-1)
     if not bool(torch.isfinite(probabilities).all()):
-        return torch.zeros((), dtype=torch.int64, device=logits.device)
-    return torch.multinomial(probabilities.cpu(), 1, generator=draw.generator)[0].to(logits.device)
+        return torch.zeros((), dtype=torch.int64)
+    return torch.multinomial(probabilities, 1, generator=draw.generator)[0]
 
 
-def best_continuations(logits: Tensor, scores: Sequence[Sequence[float]]) -> tuple[list[list[int]], ...]:
-    """The ``2 * width`` best continuations of each request's beam.
+def best_continuations(logits: Tensor, scores: Sequence[Sequence[float]], ends: int = 1) -> tuple[list[list[int]], ...]:
+    """The best continuations of each request's beam, so many that ``width`` of them are no ends.
 
-    ``logits`` ``(requests, width, vocab)`` float32, ``scores`` of the hypotheses so far. Twice the width, because up to
-    half of them may be ends. Returns parents, tokens, sums of log posteriors and the tokens' own, best first.
+    ``logits`` ``(requests, width, vocab)`` float32, ``scores`` of the hypotheses so far, each of which ``ends`` tokens
+    can end. Returns parents, tokens, sums of log posteriors and the tokens' own, best first.
     """
     requests, width, vocab = logits.shape
     log_probs = logits.log_softmax(dim=-1)
-    totals = log_probs + torch.tensor(scores, dtype=torch.float32, device=logits.device)[:, :, None]
-    return _top(totals, log_probs, min(2 * width, width * vocab), requests, vocab)
+    totals = log_probs + to_device(scores, torch.float32, logits.device)[:, :, None]
+    return _top(totals, log_probs, min((1 + ends) * width, width * vocab), requests, vocab)
 
 
-def best_openings(logits: Tensor, width: int) -> tuple[list[list[int]], ...]:
+def best_openings(logits: Tensor, width: int, ends: int = 1) -> tuple[list[list[int]], ...]:
     """As :func:`best_continuations`, for the first token: ``(requests, vocab)`` logits of the one empty hypothesis."""
     requests, vocab = logits.shape
     log_probs = logits.log_softmax(dim=-1)
-    return _top(log_probs, log_probs, min(2 * width, vocab), requests, vocab)
+    return _top(log_probs, log_probs, min((1 + ends) * width, vocab), requests, vocab)
 
 
 def _top(totals: Tensor, log_probs: Tensor, count: int, requests: int, vocab: int) -> tuple[list[list[int]], ...]:

@@ -195,7 +195,10 @@ class IncrementalExecutor:
         if self._live:
             return []  # what is in flight will give slots and memory back
         stuck = rest[0]
-        error = MemoryError("the decoder memory that this request may need is not free, and nothing will free it")
+        error = MemoryError(
+            "the decoder memory that this request may need is not free, and nothing will free it; raise "
+            "decode_kv_budget_gib, or lower max_new_tokens or beam_size"
+        )
         return self._failed([stuck], "prefill_oom", error)
 
     def _contained(self, rows: list[Request], packed: bool) -> list[RequestOutput]:

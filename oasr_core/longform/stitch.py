@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import accumulate, groupby
+from operator import attrgetter
 
 from oasr_core.decoding.alignment import word_spans
 from oasr_core.longform.seam import Shared, find_seam, open_from
 from oasr_core.longform.units import Unit, units_of
-from oasr_core.request import FinishReason, RequestOutput, Segment, WordTiming
+from oasr_core.request import RequestOutput, Segment, WordTiming
 from oasr_core.tokenizers.base import Tokenizer
+
+_PART = attrgetter("part")
 
 
 @dataclass(slots=True)
@@ -29,7 +32,8 @@ class _Part:
     temperature: float | None
     timed: bool
     worded: bool
-    length: bool
+    #: Whether a cap of tokens cut off text that nothing says again.
+    length: bool = False
     #: The middles of the audio shared with the windows before and behind.
     cut_before: float = 0.0
     cut_after: float = float("inf")
@@ -57,7 +61,8 @@ class Stitcher:
         """Take the output of the window from ``start`` to ``end`` seconds; returns the ids that the window keeps.
 
         Its first ``shared`` seconds also end the window before: what both recognized there is kept once. Segments that
-        begin ``until`` seconds into the window, or later, are left out: the next window says them.
+        begin ``until`` seconds into the window, or later, are left out: the next window says them, and what a cap of
+        tokens cut off.
         """
         part = len(self.parts)
         units = units_of(output, self.tokenizer, part, start)
@@ -67,7 +72,10 @@ class Stitcher:
             left_out = sum(len(unit.tokens) for unit in units[first:])
             del units[first:]
             tokens = _closed(tokens, len(tokens) - left_out, self.tokenizer)
+        if not units:
+            tokens = []  # timestamps around nothing
         joint = _part(output, start, end, bool(units))
+        joint.length = output.finish_reason == "length" and until is None
         if shared > 0 and self.parts:
             overlap = Shared(start, start + shared)
             joint.cut_before = self.parts[-1].cut_after = overlap.middle
@@ -80,7 +88,10 @@ class Stitcher:
         return tokens
 
     def partial(self, request_id: str, next_start: float | None) -> RequestOutput:
-        """What can no longer change; the next window begins at ``next_start`` (``None``: it shares no audio)."""
+        """What can no longer change; the next window begins at ``next_start`` (``None``: it shares no audio).
+
+        Words, segments and confidence come with the result, as all partials leave them to the final.
+        """
         kept = len(self.units)
         if next_start is not None and self.parts and next_start < self.parts[-1].end:
             kept = open_from(self.units, Shared(next_start, self.parts[-1].end))
@@ -88,13 +99,20 @@ class Stitcher:
 
     def result(self, request_id: str) -> RequestOutput:
         """The terminal output."""
-        output = self._output(request_id, self.units)
-        reason: FinishReason = "length" if any(part.length for part in self.parts) else "stop"
-        return replace(output, finished=True, is_segment_final=True, finish_reason=reason)
+        units = self.units
+        words = _words(units) if self.keep_words and any(part.worded for part in self.parts) else None
+        return replace(
+            self._output(request_id, units),
+            finished=True,
+            is_segment_final=True,
+            segments=self._segments(units, words),
+            words=words,
+            confidence=self._confidence(units),
+            finish_reason="length" if any(part.length for part in self.parts) else "stop",
+        )
 
     def _output(self, request_id: str, units: Sequence[Unit]) -> RequestOutput:
         text = joined(units)
-        words = _words(units) if self.keep_words and any(part.worded for part in self.parts) else None
         languages = Counter(part.language for part in self.parts if part.language is not None)
         language = languages.most_common(1)[0][0] if languages else None
         return RequestOutput(
@@ -103,12 +121,9 @@ class Stitcher:
             tokens=[[token for unit in units for token in unit.tokens]],
             scores=[sum(part.score for part in self.parts)],
             stable_prefix_chars=len(text),
-            segments=self._segments(units, words),
-            words=words,
-            timestamps=_rising([time for unit in units for time in unit.times])
+            timestamps=_rising(time for unit in units for time in unit.times)
             if all(part.timed for part in self.parts)
             else None,
-            confidence=self._confidence(units),
             nbest_texts=[text],
             language=language,
             language_prob=next((part.language_prob for part in self.parts if part.language == language), None),
@@ -121,7 +136,7 @@ class Stitcher:
 
     def _confidence(self, units: Sequence[Unit]) -> float | None:
         total = weight = 0.0
-        for part, members in groupby(units, key=lambda unit: unit.part):
+        for part, members in groupby(units, key=_PART):
             confidence = self.parts[part].confidence
             if confidence is not None:
                 count = sum(len(unit.tokens) for unit in members)
@@ -154,16 +169,16 @@ def _closed(tokens: list[int], count: int, tokenizer: Tokenizer) -> list[int]:
 def joined(units: Sequence[Unit]) -> str:
     """The text of ``units``; between two windows a space stands where the script has spaces."""
     pieces: list[str] = []
-    for index, unit in enumerate(units):
-        seam = index > 0 and unit.part != units[index - 1].part
-        if seam and len(word_spans(units[index - 1].text[-1:] + unit.text[:1])) == 1 and not _spaced(units, index):
+    for _, members in groupby(units, key=_PART):
+        piece = "".join([unit.text for unit in members])
+        if pieces and _needs_space(pieces[-1][-1:], piece[:1]):
             pieces.append(" ")
-        pieces.append(unit.text)
+        pieces.append(piece)
     return "".join(pieces)
 
 
-def _spaced(units: Sequence[Unit], index: int) -> bool:
-    return units[index - 1].text[-1:].isspace() or units[index].text[:1].isspace()
+def _needs_space(before: str, after: str) -> bool:
+    return len(word_spans(before + after)) == 1 and not (before.isspace() or after.isspace())
 
 
 def _part(output: RequestOutput, start: float, end: float, spoken: bool) -> _Part:
@@ -179,7 +194,6 @@ def _part(output: RequestOutput, start: float, end: float, spoken: bool) -> _Par
         temperature=output.temperature,
         timed=output.timestamps is not None or not spoken,
         worded=output.words is not None,
-        length=output.finish_reason == "length",
     )
 
 
@@ -197,8 +211,5 @@ def _words(units: Sequence[Unit]) -> list[WordTiming]:
     return words
 
 
-def _rising(times: list[float]) -> list[float]:
-    latest = 0.0
-    for index, time in enumerate(times):
-        times[index] = latest = max(time, latest)
-    return times
+def _rising(times: Iterable[float]) -> list[float]:
+    return list(accumulate(times, max))

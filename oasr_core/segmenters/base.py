@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from oasr_core.errors import ConfigError, PluginContractError, did_you_mean
+from oasr_core.errors import ConfigError, OasrError, PluginContractError, did_you_mean
 from oasr_core.segmenters.energy import quietest
 
 #: Silence around packed speech that a window takes in.
@@ -112,8 +112,16 @@ class Segmenter(ABC):
         samples = int(waveform.shape[0])
         if samples <= max_samples:
             return [Window(0, samples)] if samples else []
-        windows = self.cut(waveform, max_samples)
-        _check(windows, samples, max_samples, type(self))
+        try:
+            windows = self.cut(waveform, max_samples)
+            _check(windows, samples, max_samples, type(self))
+        except OasrError:
+            raise
+        except Exception as error:
+            raise PluginContractError(
+                f"{type(self).__name__} could not cut {samples} samples: {type(error).__name__}: {error}; speech() "
+                "gives SpeechSpans, cut() Windows."
+            ) from error
         return windows
 
     def open_stream(self) -> SpeechStream:

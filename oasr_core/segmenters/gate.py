@@ -51,8 +51,8 @@ _FLOOR = 1e-10
 _LEAKAGE = 1e-5
 #: Share of the frames that are quieter than the background.
 _BACKGROUND_SHARE = 0.2
-#: A piece of fewer frames (0.3 s) is too short to be judged by its changes.
-_JUDGED_FRAMES = 12
+#: A piece of fewer frames (0.3 s) is too short to be judged by its changes; one of fewer than these (0.1 s) for a word.
+_JUDGED_FRAMES, _LEAST_FRAMES = 12, 4
 
 
 class SilenceGate:
@@ -86,11 +86,13 @@ class GatedSegmenter(Segmenter):
 
 
 def speech_rise(waveform: Tensor, sample_rate: int) -> float:
-    """The rise, in decibels, that the module's text describes; infinite where the piece is too short to be judged."""
+    """The rise, in decibels, that the module's text describes; infinite where the piece is too short to be judged, and
+    0 where it is too short for a word.
+    """
     levels = _band_levels(waveform.detach().float(), sample_rate)
     live = (levels > 2 * _FLOOR).any(dim=1)
     count = int(live.sum())
-    if count == 0:
+    if count == 0 or levels.shape[0] < _LEAST_FRAMES:
         return 0.0
     if levels.shape[0] < _JUDGED_FRAMES:
         return float("inf")

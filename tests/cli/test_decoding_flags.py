@@ -188,7 +188,7 @@ def test_json_has_segments_and_language(run):
         (["--beam-size", "0"], "beam_size"),
         (["--decode-method", "ctc", "--decode-option", "search=greedy", "--beam-size", "5"], "beam"),
         (["--segmenter", "sharp"], "No segmenter named 'sharp'"),
-        (["--silence-gate", "sharp"], "No segmenter named 'sharp'"),
+        (["--silence-gate", "sharp"], "silence_gate='sharp' is not known"),
     ],
 )
 def test_what_a_decode_family_cannot_do_exits_with_2(wenet_digits: Path, flags: list[str], name: str):

@@ -94,6 +94,11 @@ def test_results_are_written_in_input_order():
     assert w.failed == 1
 
 
+def test_times_in_json_have_no_digits_of_rounding():
+    result = FileResult("a", 1.0, output("one", [("one", 0.1 + 0.2, 136.60000000000002)]))
+    assert result.record()["words"] == [{"word": "one", "start": 0.3, "end": 136.6, "confidence": None}]
+
+
 def test_text_of_one_and_of_several_files():
     w, out, _ = writer(["a"], "text")
     w.put(0, FileResult("a", 1.0, output("one two")))

@@ -121,6 +121,18 @@ def test_the_least_patience_waits_for_one_end():
     assert found.ranked()[0].tokens == [2]
 
 
+def test_several_tokens_that_end_leave_a_beam_its_width():
+    table = {"4": [0.3, 0.25, 0.22, 0.13, 0.1], "43": [0, 1, 0, 0, 0], "44": [1, 0, 0, 0, 0]}
+    found = row([4], Sampling(2, True), patience=2.0)
+    made = group(table, [found])
+    made._end_ids = frozenset((0, 1, 2))
+    made.prefill(lambda rows, logits: None)
+    assert [candidate.last for candidate in found.candidates] == [3, 4]
+    made.step()
+    assert found.done
+    assert [each.tokens for each in found.ended] == [[], [], [3], [4]]
+
+
 @pytest.mark.parametrize("max_new", [1, 6])
 def test_what_is_forbidden_is_no_hypothesis(max_new):
     table = {"4": [0, 1, 0, 0, 0], "41": [1, 0, 0, 0, 0]}

@@ -90,6 +90,7 @@ def test_memory_that_nothing_will_free_is_an_error_not_a_wait(make_toy, monkeypa
     ids = [engine.add_request(AUDIO) for _ in range(2)]
     outputs = finals(drain(engine))
     assert {output.error_stage for output in outputs.values()} == {"prefill_oom"}
+    assert all("raise decode_kv_budget_gib" in output.error for output in outputs.values())
     assert set(outputs) == set(ids)
 
 
@@ -101,7 +102,7 @@ def test_the_budget_reaches_the_strategy(make_toy, budget, limit):
 def test_a_derived_budget_admits_one_request_at_least(make_toy, monkeypatch):
     monkeypatch.setattr("oasr_core.model_runner.ModelRunner.available_bytes", lambda *args: 1)
     engine = make_toy()
-    assert engine._parts.strategy._budget.limit == ceiling(engine)
+    assert engine._parts.strategy._budget.limit >= ceiling(engine)
     assert engine.transcribe([AUDIO, AUDIO]) == [TEXT, TEXT]
 
 

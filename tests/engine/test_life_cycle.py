@@ -230,6 +230,8 @@ def test_options_that_the_strategy_does_not_honour_are_refused_by_name(engine):
         engine.add_request(marker_audio(TOKENS), decoding=DecodingOptions(language="en"))
     with pytest.raises(RequestRefusedError, match="n_best"):
         engine.add_request(marker_audio(TOKENS), decoding=DecodingOptions(n_best=11))
+    with pytest.raises(RequestRefusedError, match=r"is no DecodingOptions; write DecodingOptions\(name=value\)"):
+        engine.add_request(marker_audio(TOKENS), decoding={"n_best": 2})
     with pytest.raises(RequestRefusedError, match="colour"):
         engine.add_request(marker_audio(TOKENS), decoding=DecodingOptions(extra={"colour": 1}))
     assert engine.num_waiting == 0

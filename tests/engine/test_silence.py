@@ -161,7 +161,7 @@ def test_the_gate_is_the_configured_segmenter_where_names_agree(make_toy):
     gate = named._parts.incremental._gate
     assert isinstance(gate, SegmenterGate)
     assert gate.segmenter is named._parts.segmenter
-    other = make_toy(silence_gate="scripted", segmenter="quiet")._parts.incremental._gate
+    other = make_toy(silence_gate="scripted", segmenter="quiet", long_form=True)._parts.incremental._gate
     assert isinstance(other.segmenter, Scripted)
     assert type(make_toy(silence_gate="signal")._parts.incremental._gate) is SilenceGate
 
@@ -271,7 +271,11 @@ def test_a_segmenter_that_opens_no_stream_leaves_no_state(make_engine):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"silence_gate": "scriptd"}, PluginError, "scripted"),
+        ({"silence_gate": "scriptd"}, ConfigError, "Did you mean 'scripted'"),
+        ({"segmenter": "quiet"}, ConfigError, "nothing to do"),
+        ({"long_form": True, "condition_on_previous_text": False}, ConfigError, "sequential"),
+        ({"long_form_overlap_seconds": 2.0}, ConfigError, "parallel"),
+        ({"long_form_mode": "sequential"}, ConfigError, "long_form=True"),
         ({"segmenter": "scriptd"}, PluginError, "scripted"),
         ({"segmenter_options": {"quiet": 1}}, ConfigError, "without a segmenter"),
         ({"segmenter": "scripted", "segmenter_options": {"loud": 1}}, ConfigError, "loud"),

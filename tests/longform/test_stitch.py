@@ -95,6 +95,30 @@ def test_figures_of_the_parts_are_joined(recognizer, spoken):
     assert result.to_dict()["text"] == "aaa bbb ccc ddd eee fff"
 
 
+def test_a_partial_leaves_what_is_made_of_the_whole_to_the_result(recognizer, spoken):
+    stitcher = Stitcher(recognizer.tokenizer)
+    stitcher.append(recognizer.output(spoken("aaa bbb")), 0.0, 10.0)
+    partial = stitcher.partial("r", None)
+    assert (partial.text, partial.finished) == ("aaa bbb", False)
+    assert (partial.segments, partial.words, partial.confidence) == ([], None, None)
+    assert partial.timestamps == stitcher.result("r").timestamps
+    assert stitcher.result("r").words
+
+
+def test_timestamps_around_nothing_are_not_kept(recognizer):
+    stitcher = Stitcher(recognizer.tokenizer)
+    assert stitcher.append(raw(recognizer, ["", ""]), 0.0, 10.0) == []
+    assert stitcher.append(raw(recognizer, ["", "▁one", ""]), 10.0, 20.0) == [0, 1, 0]
+    assert stitcher.result("r").tokens == [[0, 1, 0]]
+
+
+def test_a_cap_cuts_nothing_off_where_the_next_window_goes_on(recognizer, spoken):
+    one = replace(recognizer.output(spoken("aaa bbb")), finish_reason="length")
+    two = recognizer.output(spoken("ccc", 8.0), 8.0)
+    assert stitch(recognizer, (one, 0.0, 8.0, 0.0, 8.0), (two, 8.0, 20.0)).finish_reason == "stop"
+    assert stitch(recognizer, (one, 0.0, 8.0), (two, 8.0, 20.0)).finish_reason == "length"
+
+
 def test_the_language_of_most_windows_counts(recognizer, spoken):
     parts = [
         (replace(recognizer.output(spoken("word"), i), language=name), i, i + 1)

@@ -365,6 +365,16 @@ def test_unknown_words_can_be_left_out(tmp_path):
     assert [len(each.words) for each in model.orders] == [3, 1]
 
 
+@pytest.mark.parametrize("unknown", ["<unk>", "<UNK>"])
+def test_the_class_of_unknown_words_is_left_out(tmp_path, unknown):
+    path = tmp_path / "model.arpa"
+    path.write_text(arpa_text({**UNIGRAMS, (unknown,): (-2.0, 0.0), ("a", unknown): (-0.2, 0.0)}))
+    model = read_arpa(path, {"a": 1, "b": 2})
+    assert model.skipped == 2
+    assert [len(each.words) for each in model.orders] == [4, 0]
+    assert [len(each.words) for each in read_arpa(path, {"a": 1, "b": 2, unknown: 3}).orders] == [5, 1]
+
+
 # Lexicons and grammars
 
 
@@ -417,6 +427,8 @@ def test_grammars_name_their_words(written):
     ("name", "text", "reason"),
     [
         ("grammar.txt", "a\nb c\n", "line 2: 'c' has no pronunciation"),
+        ("grammar.txt", "a\nB\n", "line 2: 'B' has no pronunciation.* Did you mean 'b'"),
+        ("grammar.fst.txt", "0 1 1 1\n1\n", "line 1: no symbol '1'.* Numbers are word ids .*--words"),
         ("grammar.txt", "# nothing\n", "has no sentences"),
         ("grammar.fst.txt", "0 1 a a\n1 2 c c\n2\n", "line 2: no symbol 'c'"),
         ("grammar.fst.txt", "0 1 a a\n1 2 <unk> <unk>\n2\n", "line 2: no symbol '<unk>'"),

@@ -106,6 +106,19 @@ def test_build_refuses_what_does_not_fit(run, tmp_path, arguments, reason):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_missing_folder_is_named_before_the_work(run, tmp_path):
+    code, out, err = run("build", *TABLES, "--arpa", DATA / "G_2_gram.arpa", "-o", tmp_path / "none" / "g.img")
+    assert (code, out) == (2, "")
+    assert f"there is no directory {tmp_path / 'none'}" in err
+
+
+@pytest.mark.parametrize("command", ["build", "info", "draw"])
+def test_the_list_of_commands_cuts_no_summary(run, command):
+    _, out, _ = run("--help")
+    (line,) = [line for line in out.splitlines() if line.split()[:1] == [command]]
+    assert not line.endswith("...")
+
+
 def test_files_that_do_not_fit_are_named_with_the_line(run, tmp_path):
     lexicon = tmp_path / "lexicon.txt"
     lexicon.write_text("ONE ▁ON E\n")

@@ -368,7 +368,7 @@ def test_the_kind_is_told_by_the_content(tmp_path, name, kind):
     ("content", "reason"),
     [
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        (b"", "none of"),
+        (b"", "is empty"),
         (b"<blk> 0\n<unk> 1\n", "none of"),
         (pickle.dumps({}), "torch before 1.6"),
         (b"\x89PNG\r\n", "none of"),

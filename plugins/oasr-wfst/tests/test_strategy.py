@@ -34,6 +34,11 @@ def build(name="HLG.pt", *, vocab_size=44, blank_id=0, **options):
     return CtcWfstStrategy(DecodeContext(model, ByteTokenizer(), CtcWfstOptions(**options)))
 
 
+def test_a_graph_of_other_tokens_is_refused():
+    with pytest.raises(ConfigError, match=r"HLG\.pt was built for other tokens"):
+        build(tokens=DATA / "tokens.txt")
+
+
 def batch(rows):
     lengths = torch.tensor([len(row) for row in rows])
     padded = torch.full((len(rows), max(lengths.tolist(), default=0), 44), math.nan)

@@ -18,6 +18,8 @@ from oasr_wfst.errors import GraphError
 from oasr_wfst.text_lines import numbered_fields
 
 _LN10: Final = math.log(10.0)
+#: How language models spell the class of all words that they do not know.
+_UNKNOWN: Final = ("<unk>", "<UNK>")
 _COUNT: Final = re.compile(r"(\d+)=(\d+)")
 
 
@@ -67,7 +69,8 @@ def read_arpa(path: str | Path, words: Mapping[str, int], *, skip_unknown: bool 
     """The model of an ARPA file (gzip allowed), its words numbered by ``words``.
 
     A word without an id raises ``GraphError`` naming file and line; with ``skip_unknown`` the n-grams that contain one
-    are left out and counted. Also raised where the file ends early, or counts and sections differ.
+    are left out and counted. ``<unk>`` without an id is always left out: toolkits write it into every model, and it is
+    no word. Also raised where the file ends early, or counts and sections differ.
     """
     path = Path(path)
     begin = max(words.values(), default=0) + 1
@@ -131,7 +134,7 @@ def _read_section(
         try:
             row = [ids[word] for word in fields[1 : order + 1]]
         except KeyError as error:
-            if not skip_unknown:
+            if not (skip_unknown or error.args[0] in _UNKNOWN):
                 raise _unknown(path, line, error.args[0], ids) from None
             missing += 1
             continue

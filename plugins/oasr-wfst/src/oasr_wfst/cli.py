@@ -42,18 +42,23 @@ def build(
     words: Annotated[Path | None, _WORDS] = None,
     repeat: Annotated[bool, typer.Option("--repeat", help="Any sequence of the grammar's sentences.")] = False,
     skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="Leave out n-grams with words that the lexicon does not have.")
+        bool, typer.Option("--skip-unknown", help="Leave out n-grams of words that the lexicon lacks. <unk> always is.")
     ] = False,
     remove_epsilons: Annotated[
         bool, typer.Option("--remove-epsilons", help="No epsilon arcs: for small grammars, larger for back-off models.")
     ] = False,
     label_offset: Annotated[int | None, _LABEL_OFFSET] = None,
 ) -> None:
-    """Build a graph of tokens, a lexicon and a language model or grammar, or write the image of one."""
+    """Build a graph, or write the image of one.
+
+    Of --tokens, --lexicon and either --arpa or --grammar, or of a graph that another tool built, --from.
+    """
     from rich.console import Console
 
     from oasr_wfst.image import write_image
 
+    if not output.parent.is_dir():  # known before the work, not after it
+        raise ConfigError(f"--output {output}: there is no directory {output.parent}; create it.")
     console = Console(highlight=False, soft_wrap=True)
     building = {"--lexicon": lexicon, "--arpa": arpa, "--grammar": grammar, "--repeat": repeat,
                 "--skip-unknown": skip_unknown, "--remove-epsilons": remove_epsilons}  # fmt: skip
@@ -94,7 +99,7 @@ def info(
     label_offset: Annotated[int | None, _LABEL_OFFSET] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check a graph completely and show its sizes."""
+    """Check a graph and show its sizes."""
     from oasr_wfst.load import graph_kind, load_graph
 
     facts = {"file": str(graph), "kind": graph_kind(graph), "file bytes": graph.stat().st_size}
@@ -115,7 +120,10 @@ def draw(
     label_offset: Annotated[int | None, _LABEL_OFFSET] = None,
     max_arcs: Annotated[int, typer.Option(min=1, help="Refuse graphs with more arcs.")] = 1000,
 ) -> None:
-    """Draw a small graph; all but .dot needs the program 'dot' of Graphviz."""
+    """Draw a small graph.
+
+    All but .dot needs the program 'dot' of Graphviz.
+    """
     from oasr_wfst.draw import draw_graph
     from oasr_wfst.load import load_graph
 

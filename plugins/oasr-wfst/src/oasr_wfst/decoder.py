@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
+from oasr_core.models.base import EncoderOutput
 from oasr_wfst import search
 from oasr_wfst.beam import DEFAULT_RULES, BeamRules
 from oasr_wfst.blanks import BlankSkipper
@@ -16,6 +17,7 @@ from oasr_wfst.compiled import compilation_announced
 from oasr_wfst.graph import Graph
 from oasr_wfst.history import collect, last_speech, path_to, words_of
 from oasr_wfst.lattice import Lattice
+from oasr_wfst.log_probs import rows_of
 from oasr_wfst.nbest import best_sequences
 from oasr_wfst.recorder import LatticeRecorder
 from oasr_wfst.tokens import (
@@ -122,6 +124,13 @@ class Decoder:
                 run(job)
         if traces is not None:
             traces += [found[index] for index in range(len(channels))]
+
+    def advance_output(self, channels: Sequence[Channel], out: EncoderOutput, *, whole: bool = False) -> None:
+        """:meth:`advance` by the log posteriors of an encoder, a row for each channel.
+
+        Raises ``InvalidLogProbsError``, or ``PluginContractError`` for other rows, before any channel has changed.
+        """
+        self.advance(channels, rows_of(out, len(channels)), whole=whole)
 
     def partial(self, channel: Channel) -> Path:
         """The best path so far, wherever in the graph it ends."""

@@ -196,7 +196,12 @@ def _read_transducer(path: Path, lexicon: Lexicon) -> Fst:
         # Numbers mean ids only where the ids are given; else they are words, such as "7".
         inputs, outputs = names_labels(path) if lexicon.fixed_ids else (True, True)
         reader = ids.__getitem__
-        fst, lines = read_openfst_text(path, reader if inputs else int, reader if outputs else int)
+        try:
+            fst, lines = read_openfst_text(path, reader if inputs else int, reader if outputs else int)
+        except GraphError as error:
+            if lexicon.fixed_ids or names_labels(path)[0]:
+                raise
+            raise GraphError(f"{error} Numbers are word ids if their table is given: --words.", error.offset) from None
     elif lexicon.fixed_ids:
         fst = read_openfst(path)
         lines = np.zeros(fst.num_arcs, dtype=np.int64)
@@ -220,4 +225,6 @@ def _read_transducer(path: Path, lexicon: Lexicon) -> Fst:
 
 def _no_pronunciation(path: Path, line: int, word: str, ids: Mapping[str, int]) -> GraphError:
     place = f"{path}, line {line}" if line else str(path)
-    return GraphError(f"{place}: {word!r} has no pronunciation in the lexicon.{did_you_mean(word, ids)}", line or None)
+    hint = next((f" Did you mean {case!r}?" for case in (word.upper(), word.lower()) if case in ids), "")
+    hint = hint or did_you_mean(word, ids)
+    return GraphError(f"{place}: {word!r} has no pronunciation in the lexicon.{hint}", line or None)

@@ -32,6 +32,7 @@ _BLOCK: Final = 1 << 24
 _PREAMBLE: Final = struct.Struct("<8sIiIIQ")
 _SECTION: Final = struct.Struct("<QQ")
 _CHECKSUM: Final = struct.Struct("<I")
+_AGAIN: Final = "The file is incomplete or damaged: copy or build it again."
 _DTYPES: Final[dict[str, str]] = {
     "arc_begin": "<i8", "dest": "<i4", "label": "<i4", "score": "<f4", "word_begin": "<i8", "words": "<i4",
     "epsilon_count": "<i4", "symbol_begin": "<i8", "symbol_text": "|u1", "token_begin": "<i8", "token_text": "|u1",
@@ -100,7 +101,7 @@ def open_image(path: str | Path, *, verify: bool = True) -> Graph:
     _check_header(path, header)
     _, _, max_label, has_epsilons, checksum, size = _PREAMBLE.unpack_from(header)
     if size != len(data):
-        raise GraphError(f"{path} has {len(data)} bytes, its header says {size}: it is incomplete.", len(data))
+        raise GraphError(f"{path} has {len(data)} bytes, its header says {size}. {_AGAIN}", len(data))
     sections = _map_sections(path, header, data)
     graph = Graph(
         arc_begin=sections["arc_begin"],
@@ -138,7 +139,7 @@ def _check_header(path: Path, header: bytes) -> None:
     if header[: len(MAGIC)] != MAGIC:
         raise GraphError(f"{path}, byte 0: not a graph image, it begins with {header[: len(MAGIC)]!r}.", 0)
     if len(header) < HEADER_SIZE:
-        raise GraphError(f"{path} ends inside of its header, at byte {len(header)}.", len(header))
+        raise GraphError(f"{path} ends inside of its header, at byte {len(header)}. {_AGAIN}", len(header))
     found = _PREAMBLE.unpack_from(header)[1]
     if found != VERSION:
         raise GraphError(
@@ -147,7 +148,7 @@ def _check_header(path: Path, header: bytes) -> None:
             8,
         )
     if _CHECKSUM.unpack_from(header, HEADER_SIZE - 4)[0] != zlib.crc32(header[: HEADER_SIZE - 4]):
-        raise GraphError(f"{path}, bytes 0 to {HEADER_SIZE}: the header does not have its checksum.", 0)
+        raise GraphError(f"{path}, bytes 0 to {HEADER_SIZE}: the header does not have its checksum. {_AGAIN}", 0)
 
 
 def _place(header: bytes, name: str) -> tuple[int, int]:
@@ -194,7 +195,7 @@ def _check_payload(path: Path, data: npt.NDArray[np.uint8], expected: int) -> No
     if checksum != expected:
         raise GraphError(
             f"{path}, from byte {HEADER_SIZE}: the arrays do not have their checksum ({checksum:08x}, expected "
-            f"{expected:08x}): the file is damaged. Copy or build it again.",
+            f"{expected:08x}). {_AGAIN}",
             HEADER_SIZE,
         )
 

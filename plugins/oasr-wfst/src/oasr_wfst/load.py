@@ -30,6 +30,8 @@ def graph_kind(path: str | Path) -> str:
             start = file.read(1024)
     except OSError as error:
         raise GraphError(f"{path} cannot be read: {error.strerror}. Expected the file of a decoding graph.") from error
+    if not start:
+        raise GraphError(f"{path} is empty. Expected the file of a decoding graph.", 0)
     if start.startswith(image.MAGIC):
         return "image"
     if start.startswith(openfst_format.MAGIC):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -14,12 +16,8 @@ class InvalidLogProbsError(OasrError, ValueError):
     """Log posteriors that are none: NaN or positive infinity."""
 
 
-def rows_of(out: EncoderOutput, count: int) -> list[Floats]:
-    """Log posteriors ``(frames, labels)`` of each of ``count`` rows, without the padding, on the host.
-
-    Raises ``InvalidLogProbsError`` naming row and frame, and ``PluginContractError`` for an output that has no log
-    posteriors or not ``count`` rows.
-    """
+def posteriors_of(out: EncoderOutput, count: int) -> torch.Tensor:
+    """The log posteriors ``(count, frames, labels)``; ``PluginContractError`` where there are none, or other rows."""
     if out.log_probs is None:
         raise PluginContractError(
             "Strategy 'ctc_wfst' consumes log_probs, but the encoder output has none; run the forward with the CTC "
@@ -30,8 +28,22 @@ def rows_of(out: EncoderOutput, count: int) -> list[Floats]:
             f"Strategy 'ctc_wfst' was given {count} requests and log_probs of {len(out.log_probs)} rows; they must be "
             "equal."
         )
-    batch = out.log_probs.detach().to("cpu", torch.float32)
+    return out.log_probs.detach()
+
+
+def rows_of(out: EncoderOutput, count: int) -> list[Floats]:
+    """Log posteriors ``(frames, labels)`` of each of ``count`` rows, without the padding, on the host.
+
+    Raises what :func:`posteriors_of` and :func:`refuse_invalid` raise.
+    """
+    batch = posteriors_of(out, count).to("cpu", torch.float32)
     rows = [np.ascontiguousarray(batch[row, : int(length)].numpy()) for row, length in enumerate(out.lengths.tolist())]
+    refuse_invalid(rows)
+    return rows
+
+
+def refuse_invalid(rows: Sequence[Floats]) -> None:
+    """Raise ``InvalidLogProbsError`` where any of ``rows``, each ``(frames, ...)``, is none, naming row and frame."""
     for index, row in enumerate(rows):
         # A maximum is NaN where any value is, and needs no array of flags.
         if row.size and not row.max() < np.inf:
@@ -41,4 +53,3 @@ def rows_of(out: EncoderOutput, count: int) -> list[Floats]:
                 "-inf are allowed. The encoder overflowed or its weights are not finite: check the checkpoint, or run "
                 "it with dtype='float32'."
             )
-    return rows

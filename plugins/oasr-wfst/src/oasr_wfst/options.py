@@ -45,7 +45,8 @@ class CtcWfstOptions(StrategyOptions):
         default=" ", description="Between words in the text; empty for languages written without spaces."
     )
     backend: Literal["auto", "cpu", "triton"] = Field(
-        default="auto", description="cpu: compiled code on the processor; triton: on the GPU; auto: cpu."
+        default="auto",
+        description="cpu: compiled code on the processor; triton: on the GPU; auto: where the model runs.",
     )
 
     @model_validator(mode="after")

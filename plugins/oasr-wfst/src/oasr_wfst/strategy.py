@@ -15,9 +15,9 @@ from oasr_core.request import DecodingOptions
 from oasr_core.tokenizers.base import Tokenizer
 from oasr_wfst.backends import build_decoder
 from oasr_wfst.channel import Channel, Path
+from oasr_wfst.fit import check_tokens
 from oasr_wfst.graph import Graph
 from oasr_wfst.load import load_graph
-from oasr_wfst.log_probs import rows_of
 from oasr_wfst.options import CtcWfstOptions
 from oasr_wfst.words import WordTable
 
@@ -65,7 +65,10 @@ class CtcWfstStrategy(DecodeStrategy):
             options.fst_path, words=options.words, tokens=options.tokens, label_offset=options.label_offset
         )
         _check_graph(graph, options, int(interface.vocab_size), int(interface.blank_id))
-        self.decoder = build_decoder(graph, options, int(interface.blank_id), torch.get_num_threads())
+        check_tokens(options.fst_path, graph.tokens, context.tokenizer)
+        self.decoder = build_decoder(
+            graph, options, int(interface.blank_id), torch.get_num_threads(), context.device or torch.device("cpu")
+        )
         self.decoder.warm_up()
         self.allow_partial = options.allow_partial
         self._words = WordTable(graph.symbols, options.word_separator)
@@ -77,9 +80,8 @@ class CtcWfstStrategy(DecodeStrategy):
 
     def decode_offline(self, out: EncoderOutput, options: Sequence[DecodingOptions]) -> list[Hypotheses]:
         """Decode whole utterances; a hypothesis without tokens and a score of -inf is no path."""
-        rows = rows_of(out, len(options))
         sessions = [self.open(wanted) for wanted in options]
-        self.decoder.advance([session.channel for session in sessions], rows, whole=True)
+        self.decoder.advance_output([session.channel for session in sessions], out, whole=True)
         return [self._ended(session) for session in sessions]
 
     def open(self, options: DecodingOptions) -> GraphSession:
@@ -88,9 +90,8 @@ class CtcWfstStrategy(DecodeStrategy):
 
     def decode_chunk(self, sessions: Sequence[Session], out: EncoderOutput, last: Sequence[bool]) -> list[Hypotheses]:
         """Advance all streams by their chunk; raises ``InvalidLogProbsError`` before any session has changed."""
-        rows = rows_of(out, len(sessions))
         graph_sessions = [_own(session) for session in sessions]
-        self.decoder.advance([session.channel for session in graph_sessions], rows)
+        self.decoder.advance_output([session.channel for session in graph_sessions], out)
         return [
             self._ended(session) if ended else self._so_far(session)
             for session, ended in zip(graph_sessions, last, strict=True)

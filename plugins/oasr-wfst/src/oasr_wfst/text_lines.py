@@ -28,7 +28,8 @@ def numbered_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
     except UnicodeDecodeError as error:
         raise GraphError(f"{path}, after line {number}: not UTF-8 text ({error.reason}).", number + 1) from error
     except (OSError, EOFError) as error:
-        raise GraphError(f"{path} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise GraphError(f"{path} cannot be read: {reason}") from error
 
 
 def _opened(path: Path) -> IO[str]:

@@ -14,11 +14,7 @@ from oasr_core.models.base import DecoderKV, DecoderMemory, DecoderState
 from oasr_core.models.layers import LayerNorm, Linear, attention
 from oasr_whisper.config import WhisperConfig
 from oasr_whisper.encoder import NORM_EPS
-
-#: Logits of a row that are exact in half precision; more than a search looks at.
-REFINED = 32
-#: Values of which one maximum is taken on the way to the largest of a row.
-_BLOCK = 64
+from oasr_whisper.projection import VocabularyProjection
 
 
 class DecoderLayer(nn.Module):
@@ -80,11 +76,12 @@ class WhisperDecoder(nn.Module):
         self.norm = LayerNorm(config.dim, eps=NORM_EPS)
         #: Keys and values of the layers one after the other: ``(layers * 2 * dim, dim)``.
         self.cross_kv = Linear(config.dim, 2 * config.decoder_layers * config.dim)
-        self.projection: Linear | None = None
+        self.projection: VocabularyProjection | None = None
+        self._exact_ids = (config.tokens.no_speech,)
 
     def tie(self) -> None:
-        """Give the output projection a form of its own, which packing may change; lookups go on using the embedding."""
-        self.projection = Linear.from_weights(self.embedding.detach(), None)
+        """Give the output projection a form of its own; lookups go on using the embedding."""
+        self.projection = VocabularyProjection(self.embedding.detach(), self._exact_ids)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """``tokens``, ``positions`` ``(rows, n)`` to ``(rows, n, dim)``."""
@@ -134,19 +131,9 @@ class AedHead:
         return decoder.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``(..., dim)`` to ``(..., vocab)`` float32: products with the token embeddings.
-
-        Half-precision products are rounded to a tenth and more where logits are large, which makes ties; the largest
-        :data:`REFINED` of each row are therefore computed again in float32.
-        """
-        decoder = self._decoder
-        project = decoder.projection
-        logits = (F.linear(hidden, decoder.embedding) if project is None else project(hidden)).float()
-        if hidden.dtype == torch.float32:
-            return logits
-        best = _largest(logits, min(REFINED, self.vocab_size))
-        products = F.embedding(best, decoder.embedding).float() @ hidden.float().unsqueeze(-1)
-        return logits.scatter_(-1, best, products.squeeze(-1))
+        """``(..., dim)`` to ``(..., vocab)`` float32: products with the token embeddings."""
+        projection = self._decoder.projection
+        return F.linear(hidden, self._decoder.embedding).float() if projection is None else projection(hidden)
 
     def cross_scores(self, tokens: Tensor, memory: DecoderMemory) -> Tensor:
         """Scores of ``tokens.alignment_heads``, in their order: ``(rows, heads, n, frames)`` float32.
@@ -173,23 +160,6 @@ class AedHead:
                 scores[index, head] = _scores(query[:, head], key[:, head]).view(rows, count, -1)
             x = layer.attend_audio(x, query, key, value)
         return torch.stack([scores[pair] for pair in heads], dim=1)
-
-
-def _largest(values: Tensor, count: int) -> Tensor:
-    """Indices of the ``count`` largest of each row ``(..., n)``, in any order.
-
-    A value among them is in one of the ``count`` blocks with the largest maxima, so that few have to be sorted.
-    """
-    size = values.shape[-1]
-    if size < 4 * _BLOCK * count:
-        return values.topk(count, dim=-1, sorted=False).indices
-    padded = F.pad(values, (0, -size % _BLOCK), value=-torch.inf)
-    columns = padded.shape[-1] // _BLOCK
-    blocks = padded.view(*values.shape[:-1], _BLOCK, columns)  # a block is a column: its maximum is taken lane by lane
-    chosen = blocks.amax(dim=-2).topk(count, dim=-1, sorted=False).indices
-    inside = blocks.gather(-1, chosen.unsqueeze(-2).expand(*chosen.shape[:-1], _BLOCK, count)).flatten(-2)
-    place = inside.topk(count, dim=-1, sorted=False).indices
-    return place // count * columns + chosen.gather(-1, place % count)
 
 
 class _WholeSequence:

@@ -53,5 +53,5 @@ class AedRequestOptions(StrategyOptions):
     """What a single request may say in ``DecodingOptions.extra``."""
 
     timestamps: bool | None = Field(
-        None, description="Overrides segment_timestamps and the strategy's option timestamps."
+        None, description="Overrides the strategy's option timestamps, unless segment_timestamps asks for them."
     )

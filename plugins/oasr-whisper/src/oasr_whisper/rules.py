@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from oasr_core.staging import to_device
 from oasr_whisper.config import TIMESTAMP_SECONDS, WhisperTokens
 from oasr_whisper.options import AedOptions
 
@@ -46,17 +47,18 @@ class TokenRules:
             logits.index_fill_(1, self._always, -torch.inf)
         first = [row for row, tokens in enumerate(generated) if not tokens]
         if first and len(self._at_first):
-            logits[torch.tensor(first, device=self._device)[:, None], self._at_first] = -torch.inf
+            logits[to_device(first, torch.int64, self._device)[:, None], self._at_first] = -torch.inf
         if any(timed):
             self._apply_grammar(logits, generated, timed)
 
     def _apply_grammar(self, logits: Tensor, generated: Sequence[Sequence[int]], timed: Sequence[bool]) -> None:
         bounds = [
-            (True, *self._bounds(tokens)) if flag else (False, False, 0, self._count)
+            (True, *self._bounds(tokens), not tokens) if flag else (False, False, 0, self._count, False)
             for tokens, flag in zip(generated, timed, strict=True)
         ]
-        table = torch.tensor(bounds, dtype=torch.int64).to(self._device, non_blocking=True)
-        rows, text_ends, low, high = table[:, :1] > 0, table[:, 1:2] > 0, table[:, 2:3], table[:, 3:4]
+        table = to_device(bounds, torch.int64, self._device)
+        rows, text_ends, low, high, opens = table[:, :, None].unbind(1)
+        rows, text_ends, opens = rows > 0, text_ends > 0, opens > 0
         begin = self._tokens.timestamp_begin
         logits[:, self._tokens.no_timestamps].masked_fill_(rows[:, 0], -torch.inf)
         if any(bound[1] for bound in bounds):
@@ -64,7 +66,6 @@ class TokenRules:
         stamps = logits[:, begin : begin + self._count]
         stamps.masked_fill_((self._steps < low) | (self._steps >= high), -torch.inf)
         text = logits[:, :begin]
-        opens = torch.tensor([not tokens for tokens in generated], device=self._device)[:, None]
         likelier = stamps.logsumexp(dim=1, keepdim=True) > text.amax(dim=1, keepdim=True)
         text.masked_fill_(rows & (likelier | opens), -torch.inf)
 

@@ -165,7 +165,7 @@ class AedStrategy(AutoregressiveStrategy):
 
     def _has_timestamps(self, options: DecodingOptions) -> bool:
         wanted = AedRequestOptions.model_validate(options.extra).timestamps
-        return options.segment_timestamps or self._options.timestamps if wanted is None else wanted
+        return options.segment_timestamps or (self._options.timestamps if wanted is None else wanted)
 
     @torch.inference_mode()
     def _detect(

@@ -99,7 +99,8 @@ def test_timestamps_are_the_request_s_or_the_option_s(network):
         (False, False, {}, False),
         (True, False, {}, True),
         (False, True, {}, True),
-        (True, True, {"timestamps": False}, False),
+        (True, False, {"timestamps": False}, False),
+        (True, True, {"timestamps": False}, True),
         (False, False, {"timestamps": True}, True),
     ):
         options = DecodingOptions(segment_timestamps=asked, extra=extra)
