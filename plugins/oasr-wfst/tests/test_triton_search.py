@@ -56,7 +56,7 @@ def test_equals_the_compiled_search():
 
 
 @pytest.mark.slow
-def test_equals_the_reference_on_all_digits():
+def test_without_a_beam_equals_the_reference():
     pytest.importorskip("triton")
     assert interpreted("slow") == 2
 
