@@ -305,4 +305,4 @@ def test_whisper_takes_a_recording_longer_than_its_window(tiny_en: Path, shared_
     assert 40 < times[-1] <= row["duration"]
     result = CliRunner().invoke(app, [str(clip), *common, "--long-form", "off"])
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "the model's window is 30.0 s" in result.stderr
+    assert "the model's window is 30.00 s" in result.stderr
