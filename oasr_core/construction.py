@@ -362,7 +362,7 @@ def _resolved_long_form(config: EngineConfig, strategy: type[DecodeStrategy]) ->
     """
     writes = "segment_timestamps" in strategy.honours
     if config.long_form_mode == "auto":
-        follows = writes and config.segmenter is None
+        follows = config.long_form and writes and config.segmenter is None
         return config.replace(long_form_mode="sequential" if follows else "parallel")
     if config.long_form and config.long_form_mode == "sequential" and not writes:
         raise ConfigError(
