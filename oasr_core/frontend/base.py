@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from torch import Tensor
 
-from oasr_core.errors import ConfigError, did_you_mean
+from oasr_core.options import validated
 
 
 class StreamingFraming(ABC):
@@ -47,11 +47,7 @@ class FeatureFrontend(ABC):
     @classmethod
     def from_options(cls, options: Mapping[str, object], audio_scale: float) -> FeatureFrontend:
         """Validate ``options`` against :attr:`options_cls` (:class:`ConfigError` names each bad one) and build."""
-        try:
-            validated = cls.options_cls.model_validate(dict(options))
-        except ValidationError as error:
-            raise ConfigError(_explain(cls, error)) from error
-        return cls(validated, audio_scale)
+        return cls(validated(cls.options_cls, options, cls.__name__), audio_scale)
 
     @property
     @abstractmethod
@@ -95,16 +91,3 @@ class FeatureFrontend(ABC):
     def to(self, device: torch.device) -> FeatureFrontend:
         """Move constant tables to ``device``."""
         return self
-
-
-def _explain(frontend: type[FeatureFrontend], error: ValidationError) -> str:
-    """One line for each option that is unknown or has a value that is not allowed."""
-    known = frontend.options_cls.model_fields
-    lines = []
-    for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            lines.append(f"{name}: no such option.{did_you_mean(name, known)} Known: {', '.join(sorted(known))}")
-        else:
-            lines.append(f"{name}={problem['input']!r}: {problem['msg']}")
-    return f"options of {frontend.__name__}: " + "; ".join(lines)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from torch import Tensor
 
-from oasr_core.errors import ConfigError, OasrError, PluginContractError, did_you_mean
+from oasr_core.errors import ConfigError, OasrError, PluginContractError
+from oasr_core.options import validated
 from oasr_core.segmenters.energy import quietest
 
 #: Silence around packed speech that a window takes in.
@@ -73,11 +74,7 @@ class Segmenter(ABC):
     @classmethod
     def from_options(cls, options: Mapping[str, object], sample_rate: int) -> Segmenter:
         """Validate ``options`` against :attr:`options_cls` (``ConfigError`` names each bad one) and build."""
-        try:
-            validated = cls.options_cls.model_validate(dict(options))
-        except ValidationError as error:
-            raise ConfigError(_explain(cls, error)) from error
-        return cls(validated, sample_rate)
+        return cls(validated(cls.options_cls, options, cls.__name__), sample_rate)
 
     @abstractmethod
     def speech(self, waveform: Tensor) -> list[SpeechSpan]:
@@ -161,16 +158,3 @@ def _check(windows: Sequence[Window], samples: int, max_samples: int, cls: type[
                 f"unless shares_audio is true)."
             )
         before = window
-
-
-def _explain(segmenter: type[Segmenter], error: ValidationError) -> str:
-    """One line for each option that is unknown or has a value that is not allowed."""
-    known = segmenter.options_cls.model_fields
-    lines = []
-    for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            lines.append(f"{name}: no such option.{did_you_mean(name, known)} Known: {', '.join(sorted(known))}")
-        else:
-            lines.append(f"{name}={problem['input']!r}: {problem['msg']}")
-    return f"options of {segmenter.__name__}: " + "; ".join(lines)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from oasr_core.compiled import compilation_announced
 from oasr_core.decoding.base import Hypotheses, Hypothesis, Mode, Session
 from oasr_core.decoding.context import ContextGraph
 from oasr_core.decoding.hotwords import HotwordContext, HotwordEncoder
@@ -22,7 +23,6 @@ from oasr_core.errors import PluginContractError, RequestRefusedError
 from oasr_core.request import DecodingOptions
 from oasr_core.tokenizers.base import Tokenizer
 from oasr_ctc.beams import Prefixes
-from oasr_ctc.compiled import compilation_announced
 from oasr_ctc.emissions import agreed, settle, trace
 from oasr_ctc.greedy import InvalidLogProbsError
 from oasr_ctc.limits import Limits
@@ -192,7 +192,7 @@ class BeamSearch(Search):
         """Make the machine code now rather than in the first request."""
         begun = time.perf_counter()
         uniform = torch.full((1, 1, self._vocab_size), -math.log(self._vocab_size))
-        with compilation_announced():
+        with compilation_announced("the CTC search", seconds=15):
             session = self.open(DecodingOptions())
             self.advance([session], uniform, torch.tensor([1]))
             self.results([session])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from oasr_core.compiled import compiled
 from oasr_ctc.beams import Emissions, Prefixes
-from oasr_ctc.compiled import compiled
 from oasr_ctc.prefix_search import Longs
 from oasr_ctc.selection import Floats, Ints
 

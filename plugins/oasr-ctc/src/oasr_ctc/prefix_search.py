@@ -7,9 +7,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from oasr_core.compiled import compiled
 from oasr_core.decoding.context import ContextArrays
 from oasr_ctc.beams import PREFIX, Emissions, Prefixes
-from oasr_ctc.compiled import compiled
 from oasr_ctc.selection import SKIPPED, Floats, Ints
 
 Longs = npt.NDArray[np.int64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from oasr_ctc.compiled import compiled
+from oasr_core.compiled import compiled
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -8,12 +8,12 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
+from oasr_core.compiled import compilation_announced
 from oasr_core.models.base import EncoderOutput
 from oasr_wfst import search
 from oasr_wfst.beam import DEFAULT_RULES, BeamRules
 from oasr_wfst.blanks import BlankSkipper
 from oasr_wfst.channel import Channel, Path, Spoken
-from oasr_wfst.compiled import compilation_announced
 from oasr_wfst.graph import Graph
 from oasr_wfst.history import collect, last_speech, path_to, words_of
 from oasr_wfst.lattice import Lattice
@@ -73,7 +73,7 @@ class Decoder:
 
     def warm_up(self) -> None:
         """Compile everything, or load it from the cache, so that no utterance has to wait for it."""
-        with compilation_announced():
+        with compilation_announced("the graph search", seconds=20):
             channel = self.open(lattice=True)
             self.advance([channel], [np.zeros((1, self.graph.num_columns), np.float32)], whole=True)
             path = self.partial(channel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from oasr_wfst.compiled import compiled
+from oasr_core.compiled import compiled
 from oasr_wfst.tokens import ACTIVE, BASE, NO_ARC, ROOT, ROOT_STEP, USED, Arcs, Ints, Longs, Records
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oasr_wfst.compiled import compiled
+from oasr_core.compiled import compiled
 from oasr_wfst.tokens import Arcs, Bytes, Doubles, Floats, Ints, Longs
 
 

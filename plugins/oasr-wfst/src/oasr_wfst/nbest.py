@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oasr_wfst.compiled import compiled
+from oasr_core.compiled import compiled
 from oasr_wfst.lattice import Lattice
 from oasr_wfst.tokens import Doubles, Ints, Longs
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
+from oasr_core.compiled import compiled
 from oasr_wfst.beam import BeamRules
-from oasr_wfst.compiled import compiled
 from oasr_wfst.graph import FINAL
 from oasr_wfst.prefetch import prefetch
 from oasr_wfst.tokens import (

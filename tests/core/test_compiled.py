@@ -6,7 +6,7 @@ import logging
 
 import numba
 
-from oasr_ctc.compiled import compilation_announced
+from oasr_core.compiled import compilation_announced
 
 
 def test_compilation_is_announced_once(caplog):
@@ -18,12 +18,12 @@ def test_compilation_is_announced_once(caplog):
     def thrice(number):
         return 3 * number
 
-    with caplog.at_level(logging.WARNING), compilation_announced():
+    with caplog.at_level(logging.WARNING), compilation_announced("the CTC search", seconds=15):
         assert (twice(2), thrice(2)) == (4, 6)
     assert [record.getMessage() for record in caplog.records] == [
         "compiling the CTC search (once on this machine, about 15 s)"
     ]
     caplog.clear()
-    with compilation_announced():
+    with compilation_announced("the CTC search", seconds=15):
         assert (twice(3), thrice(3)) == (6, 9)
     assert not caplog.records

@@ -1,4 +1,7 @@
-"""Machine code from Python functions: how kernels are compiled and cached."""
+"""Machine code from Python functions: how plugins' kernels are compiled and cached.
+
+Needs numba, which the core itself does not: a plugin that imports this module depends on it.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +35,22 @@ def compiled(function: _Function) -> _Function:
 class _Notice(event.Listener):
     """Says at the first function that is compiled, which one from the cache is not, that this takes its time."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str, seconds: int) -> None:
+        self._what, self._seconds = what, seconds
         self._said = False
 
     def on_start(self, started: Any) -> None:
         """A function is about to be compiled."""
         if not self._said:
             self._said = True
-            logger.warning("compiling the graph search (once on this machine, about 20 s)")
+            logger.warning("compiling %s (once on this machine, about %d s)", self._what, self._seconds)
 
     def on_end(self, ended: Any) -> None:
         """A function has been compiled."""
 
 
 @contextmanager
-def compilation_announced() -> Iterator[None]:
-    """Log one line where anything is compiled meanwhile."""
-    with event.install_listener("numba:compile", _Notice()):
+def compilation_announced(what: str, seconds: int) -> Iterator[None]:
+    """Log one line where anything is compiled meanwhile: ``what``, which commonly takes ``seconds``."""
+    with event.install_listener("numba:compile", _Notice(what, seconds)):
         yield
