@@ -12,10 +12,9 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from oasr_core.cache.decoder_kv import (
@@ -31,32 +30,13 @@ from oasr_core.decoding.base import DecodeContext, Hypotheses, Hypothesis, Mode,
 from oasr_core.decoding.budget import StepBudget
 from oasr_core.decoding.decode_group import Candidate, DecodeGroup, Row
 from oasr_core.decoding.incremental import IncrementalRequest, IncrementalStrategy, Progress
+from oasr_core.decoding.options import MAX_WIDTH, AutoregressiveOptions
 from oasr_core.decoding.sampling import Sampling
-from oasr_core.errors import ConfigError, RequestRefusedError
+from oasr_core.errors import ConfigError, PluginContractError, RequestRefusedError
 from oasr_core.models.base import AutoregressiveInterface, DecoderMemory, EncoderOutput
 from oasr_core.request import DecodingOptions
 
 logger = logging.getLogger(__name__)
-
-#: Most hypotheses of one request at a time.
-MAX_WIDTH = 64
-
-
-class AutoregressiveOptions(StrategyOptions):
-    """What every label-synchronous family can be told."""
-
-    beam_size: int = Field(1, ge=1, le=MAX_WIDTH, description="Hypotheses that are searched together; 1 is greedy.")
-    length_penalty: float = Field(
-        1.0, allow_inf_nan=False, description="Beam scores are divided by the number of tokens to this power."
-    )
-    patience: float = Field(
-        1.0, gt=0, le=16, description="The search ends with beam_size times this many ended hypotheses."
-    )
-    max_new_tokens: int = Field(448, ge=1, description="Cap of generated tokens, unless the request says otherwise.")
-    kv_storage: Literal["auto", "dense", "paged"] = Field(
-        "auto", description="History of single hypotheses; auto: paged on CUDA, else dense. Beams are dense."
-    )
-    merge_groups: bool = Field(True, description="Join requests that arrive later to those that are being decoded.")
 
 
 @dataclass(frozen=True)
@@ -76,7 +56,7 @@ class AutoregressiveStrategy(IncrementalStrategy):
         super().__init__(context)
         options = context.options
         if not isinstance(options, AutoregressiveOptions):
-            raise TypeError(f"{type(self).__name__}.options_cls must derive from AutoregressiveOptions")
+            raise PluginContractError(f"{type(self).__name__}.options_cls must derive from AutoregressiveOptions")
         self._settings = options
         self.head: AutoregressiveInterface = context.model.interfaces[self.requires[0]]
         if options.beam_size >= self.head.vocab_size:

@@ -1,4 +1,4 @@
-"""Settings that choose and feed a decode strategy (torch-free)."""
+"""Settings that choose and feed a decode strategy, and those that its families share (torch-free)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from oasr_core.decoding.base import StrategyOptions
 from oasr_core.decoding.endpoint import DEFAULT_RULES, EndpointRule
+
+#: Most hypotheses of one request at a time.
+MAX_WIDTH = 64
 
 
 class EndpointOptions(BaseModel):
@@ -42,3 +46,20 @@ class DecodeOptions(BaseModel):
     )
     decode_admit_window_ms: float = Field(0.0, ge=0, description="Coalesce arrivals into one decode group.")
     decode_kv_budget_gib: float | None = Field(None, ge=0, description="Decoder KV ceiling; None derives, 0 disables.")
+
+
+class AutoregressiveOptions(StrategyOptions):
+    """What every label-synchronous family can be told."""
+
+    beam_size: int = Field(1, ge=1, le=MAX_WIDTH, description="Hypotheses that are searched together; 1 is greedy.")
+    length_penalty: float = Field(
+        1.0, allow_inf_nan=False, description="Beam scores are divided by the number of tokens to this power."
+    )
+    patience: float = Field(
+        1.0, gt=0, le=16, description="The search ends with beam_size times this many ended hypotheses."
+    )
+    max_new_tokens: int = Field(448, ge=1, description="Cap of generated tokens, unless the request says otherwise.")
+    kv_storage: Literal["auto", "dense", "paged"] = Field(
+        "auto", description="History of single hypotheses; auto: paged on CUDA, else dense. Beams are dense."
+    )
+    merge_groups: bool = Field(True, description="Join requests that arrive later to those that are being decoded.")

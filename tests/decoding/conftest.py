@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from oasr_core.cache.decoder_kv import DenseDecoderCache
-from oasr_core.decoding.autoregressive import AutoregressiveOptions, AutoregressiveStrategy, Retry, hypotheses
+from oasr_core.decoding.autoregressive import AutoregressiveStrategy, Retry, hypotheses
 from oasr_core.decoding.base import DecodeContext
 from oasr_core.decoding.budget import StepBudget
 from oasr_core.decoding.incremental import IncrementalRequest
+from oasr_core.decoding.options import AutoregressiveOptions
 from oasr_core.decoding.sampling import Sampling
 from oasr_core.models.base import DecoderKV, EncoderOutput
 from oasr_core.request import DecodingOptions

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oasr_core.cache.decoder_kv import PAGE
-from oasr_core.decoding.autoregressive import AutoregressiveOptions
 from oasr_core.decoding.base import DecodeContext, NoOptions
 from oasr_core.decoding.budget import StepBudget
 from oasr_core.decoding.decode_group import MemoryRows
 from oasr_core.decoding.incremental import IncrementalRequest
+from oasr_core.decoding.options import AutoregressiveOptions
 from oasr_core.errors import CachePoolExhausted, ConfigError, RequestRefusedError
 from oasr_core.request import DecodingOptions
 

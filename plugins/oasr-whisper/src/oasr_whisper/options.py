@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from oasr_core.decoding.autoregressive import AutoregressiveOptions
 from oasr_core.decoding.base import StrategyOptions
+from oasr_core.decoding.options import AutoregressiveOptions
 
 
 class AedOptions(AutoregressiveOptions):
