@@ -20,6 +20,7 @@ from oasr_core.decoding.options import DecodeOptions, EndpointOptions
 from oasr_core.engine_parts import EngineParts
 from oasr_core.errors import ConfigError, did_you_mean
 from oasr_core.executors.incremental import IncrementalExecutor
+from oasr_core.executors.intake import Intake
 from oasr_core.executors.offline import OfflineExecutor
 from oasr_core.executors.streaming import StreamingExecutor
 from oasr_core.frontend.base import FeatureFrontend
@@ -66,6 +67,9 @@ def build_parts(config: EngineConfig) -> EngineParts:
     frontend = build_frontend(config, bundle)
     tokenizer = build_tokenizer(config, bundle)
     options = parse_options(strategy_cls.options_cls, config.decode_options, f"decode_method {config.decode_method!r}")
+    segmenter = build_segmenter(config, frontend)
+    gate = build_gate(config, strategy_cls, segmenter, frontend)
+    _refuse_idle_settings(config)
     model, report = load_model(bundle)
     registry("models").check_part(bundle.architecture, "encoder", model.encoder)
     _check_interfaces(model, strategy_cls, config.decode_method)
@@ -81,33 +85,15 @@ def build_parts(config: EngineConfig) -> EngineParts:
     inputs = InputProcessor(frontend, device)
     frame_seconds = frontend.frame_seconds * model.encoder.subsampling_rate
     outputs = OutputProcessor(strategy.output_tokenizer, frame_seconds, hold_unstable=config.hold_unstable_partials)
-    batching = config.options(BatchingOptions)
-    scheduler = Scheduler(
-        batching,
-        registry("batching_policies").get(batching.schedule_policy)(),
-        registry("partition_policies").get(partition_name(batching))(),
-        admit_window=config.decode_admit_window_ms / 1000.0 if isinstance(strategy, IncrementalStrategy) else 0.0,
-    )
+    scheduler = build_scheduler(config, strategy)
     no_streaming, no_offline = _refusals(config, model, frontend, strategy)
-    segmenter = build_segmenter(config, frontend)
-    gate = build_gate(config, strategy_cls, segmenter, frontend)
-    _refuse_idle_settings(config)
-    offline = incremental = None
-    if not no_offline and isinstance(strategy, IncrementalStrategy):
-        incremental = IncrementalExecutor(
-            inputs,
-            runner,
-            strategy,
-            outputs,
-            scheduler,
-            config.options(DecodeOptions),
-            max_slots=config.max_decode_slots or config.max_batch_size,
-            partial_interval=config.partial_decode_interval,
-            gate=gate,
-        )
-    elif not no_offline:
-        offline = OfflineExecutor(inputs, runner, strategy, outputs, scheduler, gate=gate)
-    streaming = None
+    offline = incremental = streaming = None
+    if not no_offline:
+        intake = Intake(inputs, runner, outputs, scheduler, gate=gate)
+        if isinstance(strategy, IncrementalStrategy):
+            incremental = build_incremental(config, intake, strategy, outputs)
+        else:
+            offline = OfflineExecutor(intake, strategy)
     if not no_streaming:
         listener = segmenter if config.endpoint_silence == "segmenter" else None
         streaming = build_streaming(
@@ -143,6 +129,31 @@ def build_parts(config: EngineConfig) -> EngineParts:
     for plugin in active_plugins():
         logger.info("plugin: %s", plugin)
     return parts
+
+
+def build_scheduler(config: EngineConfig, strategy: DecodeStrategy) -> Scheduler:
+    """Queues and policies; arrivals are held back for each other only where a family decodes in groups."""
+    batching = config.options(BatchingOptions)
+    return Scheduler(
+        batching,
+        registry("batching_policies").get(batching.schedule_policy)(),
+        registry("partition_policies").get(partition_name(batching))(),
+        admit_window=config.decode_admit_window_ms / 1000.0 if isinstance(strategy, IncrementalStrategy) else 0.0,
+    )
+
+
+def build_incremental(
+    config: EngineConfig, intake: Intake, strategy: IncrementalStrategy, outputs: OutputProcessor
+) -> IncrementalExecutor:
+    """The executor of a family that generates."""
+    return IncrementalExecutor(
+        intake,
+        strategy,
+        outputs,
+        config.options(DecodeOptions),
+        max_slots=config.max_decode_slots or config.max_batch_size,
+        partial_interval=config.partial_decode_interval,
+    )
 
 
 def build_strategy(

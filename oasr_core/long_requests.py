@@ -122,7 +122,7 @@ class LongRequests:
             # No id that a caller chose can be one of these.
             name = f"{request.request_id}#{spec.index}-{uuid.uuid4().hex}"
             decoding = request.decoding.model_copy(update=dict(spec.decoding))
-            children[spec.index] = Request(name, False, decoding, request.priority)
+            children[spec.index] = Request(name, False, decoding, request.priority, shows_partials=False)
             self._attach(children[spec.index], parent.audio[spec.start : spec.end])
         for index, child in children.items():
             parent.children[child.request_id] = child

@@ -27,6 +27,11 @@ class TextState:
         self.frames: list[int] = []
         self.timestamps: list[float] = []
 
+    def show_in(self, output: RequestOutput) -> None:
+        """Put what the partials have shown so far into a terminal output that comes before the end."""
+        output.text, output.stable_prefix_chars = self.text, self.stable_chars
+        output.tokens, output.nbest_texts = [list(self.tokens)], [self.text]
+
 
 class OutputProcessor:
     """Makes :class:`RequestOutput` of :class:`Hypotheses`; every list of an output belongs to that output alone."""

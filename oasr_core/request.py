@@ -187,6 +187,8 @@ class Request:
     features: FeatureStream | None = None
     offset: int = 0
     chunks_decoded: int = 0
+    #: False for a window of a long request, whose partials nobody would see.
+    shows_partials: bool = True
 
     @property
     def has_pending_audio(self) -> bool:

@@ -7,18 +7,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oasr_core.decoding.base import Hypotheses, Hypothesis
 from oasr_core.decoding.budget import StepBudget
 from oasr_core.decoding.incremental import IncrementalRequest, IncrementalStrategy, Progress
 from oasr_core.decoding.options import DecodeOptions
 from oasr_core.executors.failures import failed, is_out_of_memory
-from oasr_core.executors.waveforms import is_silent, waveform
-from oasr_core.frontend.input import InputProcessor
-from oasr_core.model_runner import ModelRunner
+from oasr_core.executors.intake import Intake, Micro
 from oasr_core.outputs import OutputProcessor, TextState
 from oasr_core.request import Request, RequestOutput
-from oasr_core.scheduling.scheduler import Scheduler
-from oasr_core.segmenters.gate import SilenceGate
 
 logger = logging.getLogger(__name__)
 
@@ -44,30 +39,24 @@ class IncrementalExecutor:
 
     def __init__(
         self,
-        inputs: InputProcessor,
-        runner: ModelRunner,
+        intake: Intake,
         strategy: IncrementalStrategy,
         outputs: OutputProcessor,
-        scheduler: Scheduler,
         options: DecodeOptions,
         *,
         max_slots: int,
         partial_interval: int = 1,
-        gate: SilenceGate | None = None,
     ) -> None:
-        self._inputs = inputs
-        self._runner = runner
+        self._intake = intake
         self._strategy = strategy
         self._outputs = outputs
-        self._scheduler = scheduler
         self._steps = options.decode_steps_per_tick
         self._seconds = options.max_tick_ms / 1000.0 if options.max_tick_ms else None
         self._max_slots = max_slots
         self._partial_interval = partial_interval
-        self._gate = gate
         self._live: dict[str, _Live] = {}
         #: Micro-batches that the scheduler gave and nobody has prefilled yet.
-        self._backlog: deque[tuple[list[Request], bool]] = deque()
+        self._backlog: deque[Micro] = deque()
         self._skips = 0
 
     @property
@@ -86,7 +75,8 @@ class IncrementalExecutor:
 
     def run(self, batch: Sequence[Request]) -> list[RequestOutput]:
         """One tick: partials and terminal outputs."""
-        outputs = self._enqueue(batch)
+        outputs, micros = self._intake.split(batch)
+        self._backlog.extend(micros)
         budget = StepBudget(self._steps, self._seconds)
         outputs += self._decode(budget)
         if not self._backlog:
@@ -112,33 +102,8 @@ class IncrementalExecutor:
         """A terminal output with what the partials of a request have shown so far."""
         live = self._live.get(request.request_id)
         if live is not None:
-            output.text, output.stable_prefix_chars = live.text.text, live.text.stable_chars
-            output.tokens, output.nbest_texts = [list(live.text.tokens)], [live.text.text]
+            live.text.show_in(output)
         return output
-
-    def _enqueue(self, batch: Sequence[Request]) -> list[RequestOutput]:
-        """Cut a batch into micro-batches; what is silent or too short for an encoder frame ends here, empty."""
-        outputs: list[RequestOutput] = []
-        rows: list[Request] = []
-        frames: list[int] = []
-        for request in batch:
-            try:
-                count = self._runner.encoder.output_frames(request.num_frames)
-                if count <= 0 or is_silent(request, self._gate, self._inputs.frontend.sample_rate):
-                    outputs.append(self._final(request, Hypotheses([Hypothesis([])])))
-                    continue
-            except Exception as error:
-                outputs += failed([request], "offline_forward", error)
-                continue
-            rows.append(request)
-            frames.append(count)
-        if rows:
-            try:
-                micros = self._scheduler.split_offline_batch([request.cost for request in rows], frames)
-            except Exception as error:
-                return outputs + failed(rows, "offline_forward", error)
-            self._backlog.extend(([rows[index] for index in micro.indices], micro.packed) for micro in micros)
-        return outputs
 
     def _decode(self, budget: StepBudget) -> list[RequestOutput]:
         if not self._strategy.has_pending():
@@ -164,9 +129,10 @@ class IncrementalExecutor:
             return []
         try:
             if progress.finished:
-                return [self._final(live.request, progress.hypotheses)]
+                return [self._intake.final(live.request, progress.hypotheses)]
             live.partials += 1
-            if self._partial_interval <= 0 or live.partials % self._partial_interval:
+            due = self._partial_interval > 0 and live.partials % self._partial_interval == 0
+            if not (due and live.request.shows_partials):
                 return []
             request = live.request
             return [self._outputs.partial(live.text, request.request_id, progress.hypotheses, request.decoding)]
@@ -215,18 +181,12 @@ class IncrementalExecutor:
         return [output for request in rows for output in self._contained([request], packed)]
 
     def _run(self, rows: list[Request], packed: bool) -> None:
-        features, lengths = self._inputs.extract([waveform(request) for request in rows])
-        out = self._runner.forward_offline(features, lengths, packed=packed)
-        self._runner.observe([request.request_id for request in rows], [0] * len(rows), out)
+        out = self._intake.encode(rows, packed)
         live = [_Live(request, self._outputs.open()) for request in rows]
         self._strategy.begin_offline(out, [IncrementalRequest(row.request_id, row.decoding) for row in rows])
         for each in live:
             each.request.audio = None  # nothing reads it again
             self._live[each.request.request_id] = each
-
-    def _final(self, request: Request, hyps: Hypotheses) -> RequestOutput:
-        duration = request.num_samples / self._inputs.frontend.sample_rate
-        return self._outputs.final(request.request_id, hyps, request.decoding, finish_reason="stop", duration=duration)
 
     def _failed(self, requests: Sequence[Request], stage: str, error: Exception) -> list[RequestOutput]:
         outputs = failed(requests, stage, error)

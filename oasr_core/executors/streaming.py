@@ -121,8 +121,7 @@ class StreamingExecutor:
         """A terminal output of a stream that did not come to its end, with what its partials have shown so far."""
         live = self._live.get(request.request_id)
         if live is not None:
-            output.text, output.stable_prefix_chars = live.text.text, live.text.stable_chars
-            output.tokens, output.nbest_texts = [list(live.text.tokens)], [live.text.text]
+            live.text.show_in(output)
         return output
 
     def step(self, running: Iterable[Request]) -> StreamingStep:

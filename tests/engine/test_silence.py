@@ -158,12 +158,12 @@ def test_a_segmenter_as_gate(make_toy, make_engine, monkeypatch, family):
 
 def test_the_gate_is_the_configured_segmenter_where_names_agree(make_toy):
     named = make_toy(silence_gate="scripted", segmenter="scripted", segmenter_options={"quiet": 3})
-    gate = named._parts.incremental._gate
+    gate = named._parts.incremental._intake._gate
     assert isinstance(gate, SegmenterGate)
     assert gate.segmenter is named._parts.segmenter
-    other = make_toy(silence_gate="scripted", segmenter="quiet", long_form=True)._parts.incremental._gate
+    other = make_toy(silence_gate="scripted", segmenter="quiet", long_form=True)._parts.incremental._intake._gate
     assert isinstance(other.segmenter, Scripted)
-    assert type(make_toy(silence_gate="signal")._parts.incremental._gate) is SilenceGate
+    assert type(make_toy(silence_gate="signal")._parts.incremental._intake._gate) is SilenceGate
 
 
 def test_the_gate_looks_at_every_window_of_long_audio(make_toy, monkeypatch, speech):
