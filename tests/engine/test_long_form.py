@@ -399,3 +399,18 @@ def test_a_family_that_decodes_at_once_is_cut_too(tmp_path, make_engine):
         assert outputs[-1].text.replace(" ", "") == markers.spell(tokens) * 3
         (stream,) = engine.transcribe_outputs([audio], streaming=True)  # is never cut into windows
         assert (stream.finish_reason, stream.text) == ("length", markers.spell(tokens))
+
+
+def test_windows_make_no_partials_of_their_own(make, monkeypatch):
+    engine = make(decode_steps_per_tick=1)
+    made = []
+    partial = engine._parts.outputs.partial
+    monkeypatch.setattr(
+        engine._parts.outputs, "partial", lambda state, *rest: made.append(rest[0]) or partial(state, *rest)
+    )
+    engine.add_request(AUDIO)
+    assert [output.text for output in engine.run()] == [words(TOKENS)]
+    assert made == []
+    short = engine.add_request(AUDIO[: WINDOW * HOP])
+    engine.run()
+    assert set(made) == {short}

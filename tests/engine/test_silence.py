@@ -6,6 +6,7 @@ import pytest
 import torch
 from pydantic import BaseModel
 
+from oasr_core import construction
 from oasr_core.audio import load_audio
 from oasr_core.errors import ConfigError, PluginError, RequestRefusedError
 from oasr_core.registry import registry
@@ -301,3 +302,10 @@ def test_auto_mode_follows_the_family(make_toy):
         make_toy("window", long_form=True, long_form_mode="sequential", decode_method="toy_attention")
     with pytest.raises(RequestRefusedError, match="segment_timestamps"):
         random.add_request(torch.zeros(RATE), decoding=DecodingOptions(segment_timestamps=True))
+
+
+def test_settings_are_refused_before_weights_are_read(make_engine, monkeypatch):
+    monkeypatch.setattr(construction, "load_model", lambda bundle: pytest.fail("the weights were read"))
+    for settings in ({"silence_gate": "loud"}, {"segmenter": "quiet"}, {"segmenter_options": {"quiet": 1}}):
+        with pytest.raises(ConfigError):
+            make_engine(**settings)
